@@ -389,8 +389,8 @@ class JobSession(LeasedSession):
             sealed = restored or location.folder / name
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
-            point = SealedPoint(ids, batch, sealed_at, notice)
-            restore_sink(spec.name, facts, sealed, point, rewind)
+            point = SealedPoint(spec.name, ids, batch, sealed_at, notice)
+            restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
         if facts.location is not None:

@@ -54,12 +54,14 @@ class SealedPoint:
     """Where a query should be after a restore.
 
     Attributes:
+        pipeline: name of the job.
         queries: ids that the query has had, the present one included.
         batch: the last batch that stays; None: none.
         before: ticks; the batch was sealed by then.
         notice: what announces the restore to the readers of a topic.
     """
 
+    pipeline: str
     queries: frozenset[str]
     batch: int | None
     before: int
@@ -99,7 +101,7 @@ def choose_rewind(facts: WriterFacts, *, repeatable: bool) -> SinkRewind:
 
 
 def restore_sink(
-    pipeline: str, facts: WriterFacts, folder: Path, point: SealedPoint, rewind: SinkRewind
+    facts: WriterFacts, folder: Path, point: SealedPoint, rewind: SinkRewind
 ) -> None:
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
@@ -108,7 +110,6 @@ def restore_sink(
     left as it is; if it cannot repeat a batch either, a warning is logged.
 
     Args:
-        pipeline: name of the job.
         facts: of the query.
         folder: its checkpoint as it was sealed, with the sealed log of a file sink.
         point: what the sink should hold.
@@ -123,21 +124,21 @@ def restore_sink(
         _log.info("on_restore", query=query, batch=batch)
         callback(query, batch)
     elif rewind is SinkRewind.ROLLBACK:
-        roll_back_table(pipeline, facts, point)
+        roll_back_table(facts, point)
     elif rewind is SinkRewind.ANNOUNCE:
-        _announce_restore(pipeline, facts, point)
+        _announce_restore(facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
         _log.warning(
             "batch_may_repeat",
-            pipeline=pipeline,
+            pipeline=point.pipeline,
             query=query,
             after_batch=batch,
             advice="tidegate.job.on_restore can take back what a lost driver has written",
         )
 
 
-def _announce_restore(pipeline: str, facts: WriterFacts, point: SealedPoint) -> None:
+def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:
     """Send the message of a pipeline's Kafka sink, with the query and the last batch that stays."""
     notice = {**point.notice, "query": facts.name, "after_batch": point.batch}
     message = build_restore_message(facts.topic or "", notice)
@@ -145,7 +146,7 @@ def _announce_restore(pipeline: str, facts: WriterFacts, point: SealedPoint) -> 
         write_messages(facts.session, tabulate_messages([message]), facts.kafka)
     except SPARK_ERRORS as error:
         fields = {"query": facts.name, "topic": facts.topic, "text": extract_cause(error)}
-        raise TOPIC_NOT_INFORMED(pipeline=pipeline, **fields) from error
+        raise TOPIC_NOT_INFORMED(pipeline=point.pipeline, **fields) from error
     _log.info("restore_announced", query=facts.name, topic=facts.topic, after_batch=point.batch)
 
 
@@ -188,7 +189,7 @@ def can_roll_back(facts: WriterFacts) -> bool:
     return facts.format == "iceberg" or (facts.table is not None and _is_iceberg_catalog(facts))
 
 
-def roll_back_table(pipeline: str, facts: WriterFacts, point: SealedPoint) -> None:
+def roll_back_table(facts: WriterFacts, point: SealedPoint) -> None:
     """Bring the table of a query to a sealed batch. It makes no commit if the table is there.
 
     Raises:
@@ -199,15 +200,15 @@ def roll_back_table(pipeline: str, facts: WriterFacts, point: SealedPoint) -> No
     name = facts.table or facts.path or ""
     roll_back = _roll_back_delta if facts.format == "delta" else _roll_back_iceberg
     try:
-        done = roll_back(facts, point, pipeline)
+        done = roll_back(facts, point)
     except TidegateError:
         raise
     except LookupError as error:
         what = {"table": name, "query": facts.name, "text": str(error)}
-        raise COMMIT_GONE(pipeline=pipeline, **what) from error
+        raise COMMIT_GONE(pipeline=point.pipeline, **what) from error
     except Exception as error:  # py4j and delta-rs raise errors of their own
         text = get_first_line(error)
-        raise ROLLBACK_FAILED(pipeline=pipeline, table=name, text=text) from error
+        raise ROLLBACK_FAILED(pipeline=point.pipeline, table=name, text=text) from error
     _log.info("table_rolled_back", table=name, query=facts.name, batch=point.batch, commit=done)
 
 
@@ -242,16 +243,18 @@ def choose_commit(
 
 
 def _refuse_others(
-    removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint, pipeline: str
+    removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint
 ) -> None:
     """Refuse to take back what another writer has committed."""
     for one in removed:
         if one.query not in point.queries and one.operation not in _ROWLESS:
             name = facts.table or facts.path
-            raise TABLE_SHARED(pipeline=pipeline, table=name, commit=one.id, query=facts.name)
+            raise TABLE_SHARED(
+                pipeline=point.pipeline, table=name, commit=one.id, query=facts.name
+            )
 
 
-def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint, pipeline: str) -> object:
+def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint) -> object:
     jvm = facts.session._jvm
     table = _load_iceberg(facts)
     known = {one.snapshotId(): one for one in table.snapshots()}
@@ -261,7 +264,7 @@ def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint, pipeline: str) ->
     target = choose_commit(present, commits.values(), point)
     kept = {one.snapshotId() for one in _list_ancestors(target and known[target.id], known)}
     removed = [one for one in present if one.id not in kept]
-    _refuse_others(removed, facts, point, pipeline)
+    _refuse_others(removed, facts, point)
     if target is not None and (not line or target.id != line[0]):
         table.manageSnapshots().setCurrentSnapshot(target.id).commit()
     elif target is None and line:
@@ -303,7 +306,7 @@ def _is_iceberg_catalog(facts: WriterFacts) -> bool:
     return next((name for name in found if name), "").startswith(_ICEBERG)
 
 
-def _roll_back_delta(facts: WriterFacts, point: SealedPoint, pipeline: str) -> object:
+def _roll_back_delta(facts: WriterFacts, point: SealedPoint) -> object:
     from deltalake import CommitProperties, DeltaTable, Transaction
 
     table = DeltaTable((facts.path or "").replace("s3a://", "s3://"))
@@ -311,7 +314,7 @@ def _roll_back_delta(facts: WriterFacts, point: SealedPoint, pipeline: str) -> o
     target = choose_commit(line, line, point)
     first = target.id if target else -1
     removed = [one for one in line if one.id > first]
-    _refuse_others(removed, facts, point, pipeline)
+    _refuse_others(removed, facts, point)
     # Without this Delta skips the batches that come again: it keeps the newest one of each query.
     done = -1 if target is None or target.query is None else target.batch
     seen = [Transaction(query, done) for query in sorted(point.queries)]

@@ -31,7 +31,7 @@ def _commits(*batches: int, query: str = "q") -> list[TableCommit]:
 
 
 def _point(batch: int | None, before: int = _FOREVER) -> SealedPoint:
-    return SealedPoint(frozenset({"q"}), batch, before)
+    return SealedPoint("clicks", frozenset({"q"}), batch, before)
 
 
 def test_the_newest_commit_of_the_batch_before_its_seal_is_chosen() -> None:
@@ -96,12 +96,12 @@ def test_a_delta_table_goes_back_in_one_commit_and_takes_the_batches_again(
 ) -> None:
     """The number of the newest batch goes back too, or Delta would skip those that come again."""
     assert can_roll_back(table)
-    roll_back_table("clicks", table, _point(1))
+    roll_back_table(table, _point(1))
     found = DeltaTable(table.path or "")
     assert (_rows(table), found.version(), found.transaction_version("q")) == ([0, 1], 4, 1)
-    roll_back_table("clicks", table, _point(3))
+    roll_back_table(table, _point(3))
     assert _rows(table) == [0, 1, 2, 3]
-    roll_back_table("clicks", table, _point(None))
+    roll_back_table(table, _point(None))
     assert _rows(table) == []
     assert DeltaTable(table.path or "").transaction_version("q") == -1
 
@@ -117,8 +117,8 @@ def test_without_delta_rs_a_restore_is_refused_beforehand(
 def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
     """One to the beginning deletes all rows, and can be followed by another."""
     for _ in range(2):
-        roll_back_table("clicks", table, _point(None))
-    roll_back_table("clicks", table, _point(2))
+        roll_back_table(table, _point(None))
+    roll_back_table(table, _point(2))
     assert _rows(table) == [0, 1, 2]
 
 
@@ -141,5 +141,5 @@ def test_what_another_writer_committed_is_not_taken_back(table: WriterFacts) -> 
     """The rollback is refused, and the table stays."""
     write_deltalake(table.path or "", pa.table({"v": [99]}), mode="append")
     with pytest.raises(ConfigurationError, match="another writer has made commit 4"):
-        roll_back_table("clicks", table, _point(1))
+        roll_back_table(table, _point(1))
     assert _rows(table) == [0, 1, 2, 3, 99]
