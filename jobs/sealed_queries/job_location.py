@@ -335,9 +335,13 @@ def adopt_checkpoint(
         return
     owner = f"{pipeline} {uid}"
     if (taken := old.claim(_ADOPTED_FILE, owner)) != owner:
-        marker = f"{old.address}/{_ADOPTED_FILE}"
-        fields = {"query": query, "location": old.address, "owner": taken, "marker": marker}
-        raise CHECKPOINT_TAKEN(pipeline=pipeline, **fields)
+        raise CHECKPOINT_TAKEN(
+            pipeline=pipeline,
+            query=query,
+            location=old.address,
+            owner=taken,
+            marker=f"{old.address}/{_ADOPTED_FILE}",
+        )
     left_out = {_ADOPTED_FILE, *list_uncommitted_state(old)}
     files = {path: file for path, file in old.list_files().items() if path not in left_out}
     # Not whole until it is published: a crash must not leave a part of a checkpoint.

@@ -458,8 +458,8 @@ class JobSession(LeasedSession):
     def _classify(self, error: Exception) -> TidegateError:
         if not isinstance(error, TidegateError) and is_bucket_away(str(error)):
             # While a query was started; one that runs fails by itself.
-            what = {"what": "the script", "text": extract_cause(error)}
-            return BUCKET_AWAY(pipeline=self._spec.name, **what)
+            text = extract_cause(error)
+            return BUCKET_AWAY(pipeline=self._spec.name, what="the script", text=text)
         reported = classify_error(self._spec.name, error)
         unexpected = reported.code == UNEXPECTED.code
         return self._fail(get_first_line(error)) if unexpected else reported

@@ -214,8 +214,9 @@ class SealLoop:
         if partitions > max(_FEW_PARTITIONS, 4 * cores):
             # A checkpoint keeps its number of partitions, so the setting alone changes nothing.
             advice = f"set spark.sql.shuffle.partitions to {cores} and begin with a new checkpoint"
-            fields = {"query": query.name, "partitions": partitions, "advice": advice}
-            _log.warning("many_state_partitions", **fields)
+            _log.warning(
+                "many_state_partitions", query=query.name, partitions=partitions, advice=advice
+            )
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -251,8 +252,12 @@ class SealLoop:
             if (known := self._running.get(name)) is None or known[0] != batch:
                 self._running[name] = (batch, now)
             elif batch is not None and now - known[1] > STEP_DEADLINES["move"]:
-                fields = {"query": name, "batch": batch, "seconds": now - known[1]}
-                raise BATCH_STALLED(pipeline=self._slot_log.pipeline, **fields)
+                raise BATCH_STALLED(
+                    pipeline=self._slot_log.pipeline,
+                    query=name,
+                    batch=batch,
+                    seconds=now - known[1],
+                )
             idle = idle and batch is None
         if idle:
             self._on_idle()
@@ -295,9 +300,13 @@ class SealLoop:
             entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
             if name in self.queries:
                 entry = SINK_RACED if _LOST_RACE in text else entry
-                fields = {"query": name, "what": f"query {name}"}
-                fields["text"] = extract_cause(RuntimeError(text))
-                self.fail(entry(pipeline=self._slot_log.pipeline, **fields))
+                error = entry(
+                    pipeline=self._slot_log.pipeline,
+                    query=name,
+                    what=f"query {name}",
+                    text=extract_cause(RuntimeError(text)),
+                )
+                self.fail(error)
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())

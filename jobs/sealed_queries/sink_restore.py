@@ -145,8 +145,12 @@ def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:
     try:
         write_messages(facts.session, tabulate_messages([message]), facts.kafka)
     except SPARK_ERRORS as error:
-        fields = {"query": facts.name, "topic": facts.topic, "text": extract_cause(error)}
-        raise TOPIC_NOT_INFORMED(pipeline=point.pipeline, **fields) from error
+        raise TOPIC_NOT_INFORMED(
+            pipeline=point.pipeline,
+            query=facts.name,
+            topic=facts.topic,
+            text=extract_cause(error),
+        ) from error
     _log.info("restore_announced", query=facts.name, topic=facts.topic, after_batch=point.batch)
 
 
@@ -204,8 +208,9 @@ def roll_back_table(facts: WriterFacts, point: SealedPoint) -> None:
     except TidegateError:
         raise
     except LookupError as error:
-        what = {"table": name, "query": facts.name, "text": str(error)}
-        raise COMMIT_GONE(pipeline=point.pipeline, **what) from error
+        raise COMMIT_GONE(
+            pipeline=point.pipeline, table=name, query=facts.name, text=str(error)
+        ) from error
     except Exception as error:  # py4j and delta-rs raise errors of their own
         text = get_first_line(error)
         raise ROLLBACK_FAILED(pipeline=point.pipeline, table=name, text=text) from error

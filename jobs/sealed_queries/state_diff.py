@@ -109,8 +109,9 @@ def compare_states(
             try:
                 yield from _compare_query(session, query, sides, examples)
             except (*SPARK_ERRORS, LookupError) as error:
-                fields = {"query": query, "text": extract_cause(error)[:300]}
-                raise STATE_UNREADABLE(pipeline=left.pipeline, **fields) from error
+                raise STATE_UNREADABLE(
+                    pipeline=left.pipeline, query=query, text=extract_cause(error)[:300]
+                ) from error
 
 
 def _list_batches(manifest: Manifest) -> dict[str, int]:
