@@ -176,10 +176,10 @@ def _load_edges(epoch: EpochContext, files: Sequence[Path], mark: str) -> Frame:
 
 def assign_intervals(
     epoch: EpochContext, window: WindowSpec, edges: EpochEdges
-) -> tuple[Frame, int] | None:
+) -> tuple[Frame | None, int]:
     """Return the (edge, window) pairs of the epoch with `_ws`, `_we`, and a bound on the count.
 
-    None if no interval has ended and no window closes over an open one.
+    None and 0 if no interval has ended and no window closes over an open one.
     """
     before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
     pairs, rows, until = None, 0, epoch.decision.open_edges_until
@@ -193,7 +193,7 @@ def assign_intervals(
         pairs = combine_frames(pairs, _expand_to_windows(window, ended, before))
         rows += sum(pq.read_metadata(path).num_rows for path in edges.ended)
     if pairs is None:
-        return None
+        return None, 0
     places = {name: place for place, name in enumerate(epoch.spec.sources)}
     order = " ".join(
         f"WHEN {quote_text(name)} THEN {places[name]}" for name in _collect_edge_columns(epoch.spec)

@@ -67,25 +67,6 @@ def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
     return pairs.where(f"NOT ({window_purged_sql(window, '_we', frontier)})")
 
 
-def _combine_joining_pairs(
-    epoch: EpochContext, window: WindowSpec, edges: EpochEdges
-) -> tuple[Frame | None, int]:
-    """All pairs that join, of rows and of what lasts.
-
-    And a number of results that they do not exceed.
-    """
-    rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
-    found = assign_intervals(epoch, window, edges)
-    if found is None:
-        return rows, epoch.staged.rows
-    pairs, most = found
-    return (
-        pairs
-        if rows is None
-        else pairs.unionByName(rows.selectExpr(*map(quote_name, pairs.columns)))
-    ), epoch.staged.rows + most
-
-
 # One epoch of one window output
 
 
@@ -96,12 +77,17 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     written = WrittenFiles()
-    joining, most = _combine_joining_pairs(epoch, window, edges)
+    # All pairs that join, of rows and of what lasts, are at least as many as their results.
+    rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
+    joining, most = assign_intervals(epoch, window, edges)
+    if joining is None:
+        joining = rows
+    elif rows is not None:
+        joining = joining.unionByName(rows.selectExpr(*map(quote_name, joining.columns)))
     if joining is not None:
         fresh = aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch)
-        written = epoch.writer.write_segment(
-            kind, epoch.collect_if_small(fresh, most), "_we", aggregation.segment_extra
-        )
+        state = epoch.collect_if_small(fresh, epoch.staged.rows + most)
+        written = epoch.writer.write_segment(kind, state, "_we", aggregation.segment_extra)
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
