@@ -86,8 +86,12 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
         joining = joining.unionByName(rows.selectExpr(*map(quote_name, joining.columns)))
     if joining is not None:
         fresh = aggregation.aggregate_rows(joining, decision.frontier_before, epoch.order.epoch)
-        state = epoch.collect_if_small(fresh, epoch.staged.rows + most)
-        written = epoch.writer.write_segment(kind, state, "_we", aggregation.segment_extra)
+        written = epoch.writer.write_segment(
+            kind,
+            epoch.collect_if_small(fresh, epoch.staged.rows + most),
+            "_we",
+            aggregation.segment_extra,
+        )
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
