@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -174,27 +174,30 @@ class _ContentCheck:
 
     _store: Store
     _manifest: Manifest
+    _found: list[VerificationFinding] = field(default_factory=list)
 
     def collect_findings(self) -> list[VerificationFinding]:
         """Everything that does not add up."""
-        found: list[VerificationFinding] = []
         tables = {
-            table: [self._read_counted_rows(file, found) for file in files]
+            table: [self._read_counted_rows(file) for file in files]
             for table, files in self._manifest.files.items()
         }
         for table, rows in tables.items():
-            found += [
-                f
-                for file, own in zip(self._manifest.files[table], rows, strict=True)
-                if own
-                for f in self._check_epoch_column(file, own)
-            ]
+            for file, own in zip(self._manifest.files[table], rows, strict=True):
+                if own:
+                    self._check_epoch_column(file, own)
         # Totals say nothing if a file is missing, and the missing file is reported already.
         if all(rows is not None for files in tables.values() for rows in files):
-            found += self._check_totals(tables)
-        return [*found, *self._check_segments()]
+            self._check_totals(tables)
+        self._check_segments()
+        return self._found
 
-    def _read_counted_rows(self, file: FileRef, found: list[VerificationFinding]) -> Any | None:
+    def _add_finding(
+        self, key: str, detail: str, problem: ObjectProblem = ObjectProblem.CONTENT
+    ) -> None:
+        self._found.append(VerificationFinding(key=key, problem=problem, detail=detail))
+
+    def _read_counted_rows(self, file: FileRef) -> Any | None:
         """The rows of a file; None, with a finding, when they are not what the manifest says."""
         try:
             rows = read_parquet_object(self._store, file.key)
@@ -210,19 +213,17 @@ class _ContentCheck:
                 return rows
             problem = ObjectProblem.CONTENT
             detail = f"has {rows.num_rows:,} rows instead of {file.rows:,}"
-        found.append(VerificationFinding(key=file.key, problem=problem, detail=detail))
+        self._add_finding(file.key, detail, problem)
         return None
 
-    def _check_epoch_column(self, file: FileRef, rows: Any) -> Iterator[VerificationFinding]:
+    def _check_epoch_column(self, file: FileRef, rows: Any) -> None:
         """Rows of a table belong to this epoch."""
         if "_epoch" in rows.column_names and set(pc.unique(rows["_epoch"]).to_pylist()) - {
             self._manifest.slot
         }:
-            yield _make_content_finding(
-                file.key, f"holds rows of other epochs than {self._manifest.slot}"
-            )
+            self._add_finding(file.key, f"holds rows of other epochs than {self._manifest.slot}")
 
-    def _check_totals(self, tables: dict[str, list[Any]]) -> Iterator[VerificationFinding]:
+    def _check_totals(self, tables: dict[str, list[Any]]) -> None:
         """Rows by table against the epoch's own counters.
 
         A splice merges rows that were counted when they were read.
@@ -242,25 +243,24 @@ class _ContentCheck:
         for table, count in wanted.items():
             seen = sum(_COUNTED_ROWS[table](rows) for rows in tables.get(table, []))
             if seen != count:
-                yield _make_content_finding(
+                self._add_finding(
                     f"table {table}",
                     f"has {seen:,} rows of epoch {self._manifest.slot}, but {count:,} were counted",
                 )
         for window, count in epoch.windows.items():
             seen = sum(rows.num_rows for rows in tables.get(window, []))
             if seen != count:
-                yield _make_content_finding(
+                self._add_finding(
                     f"table {window}", f"has {seen:,} results, but {count:,} were counted"
                 )
 
-    def _check_segments(self) -> Iterator[VerificationFinding]:
+    def _check_segments(self) -> None:
         """Segments: bounds, and the rows that still wait."""
-        found: list[VerificationFinding] = []
         # Segments are never rewritten when rows leave: what lies below the release mark has left.
         waiting, complete = 0, True
         released = ReleaseMark(*self._manifest.release_after)
         for file in self._manifest.segments:
-            rows = self._read_counted_rows(file, found)
+            rows = self._read_counted_rows(file)
             if rows is None:
                 complete = False
                 continue
@@ -270,21 +270,20 @@ class _ContentCheck:
                 continue
             times = rows[column].cast(pa.int64())
             if file.min_time is not None:
-                found += self._check_time_bounds(file, times)
+                self._check_time_bounds(file, times)
             if file.kind == "order":
                 waiting += count_waiting_rows(rows["_section"], times, released)
-        yield from found
         if complete and waiting != self._manifest.counters.retained:
-            yield _make_content_finding(
+            self._add_finding(
                 "the order buffer",
                 f"holds {waiting:,} waiting rows, but {self._manifest.counters.retained:,} were"
                 " counted",
             )
 
-    def _check_time_bounds(self, file: FileRef, times: Any) -> Iterator[VerificationFinding]:
+    def _check_time_bounds(self, file: FileRef, times: Any) -> None:
         seen = pc.min_max(times).as_py()
         if (seen["min"], seen["max"]) != (file.min_time, file.max_time):
-            yield _make_content_finding(
+            self._add_finding(
                 file.key,
                 f"reaches from {seen['min']} to {seen['max']}, not from {file.min_time} to"
                 f" {file.max_time}",
@@ -296,7 +295,3 @@ def count_waiting_rows(sections: Any, times: Any, released: ReleaseMark) -> int:
     later = pc.greater(sections, released.section)
     same = pc.and_(pc.equal(sections, released.section), pc.greater_equal(times, released.time))
     return int(pc.sum(pc.or_(later, same)).as_py() or 0)
-
-
-def _make_content_finding(key: str, detail: str) -> VerificationFinding:
-    return VerificationFinding(key=key, problem=ObjectProblem.CONTENT, detail=detail)
