@@ -273,9 +273,7 @@ class Aggregation:
     def __init__(self, spec: PipelineSpec, name: str) -> None:
         self.name, self.window = name, spec.windows[name]
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
-        self.key_columns = [
-            f"{quote_name(key)} AS _k{i}" for i, key in enumerate(self.window.keys)
-        ]
+        self.key_columns = [f"{quote_name(key)} AS _k{i}" for i, key in enumerate(self.window.keys)]
         self.group_columns = ["_ws", "_we", *self.keys]
         self.plans: dict[str, AggregatePlan] = {
             output: plan_aggregate(what, i, spec.columns)

@@ -300,13 +300,14 @@ class SealLoop:
             entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
             if name in self.queries:
                 entry = SINK_RACED if _LOST_RACE in text else entry
-                error = entry(
-                    pipeline=self._slot_log.pipeline,
-                    query=name,
-                    what=f"query {name}",
-                    text=extract_cause(RuntimeError(text)),
+                self.fail(
+                    entry(
+                        pipeline=self._slot_log.pipeline,
+                        query=name,
+                        what=f"query {name}",
+                        text=extract_cause(RuntimeError(text)),
+                    )
                 )
-                self.fail(error)
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())

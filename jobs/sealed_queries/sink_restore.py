@@ -100,9 +100,7 @@ def choose_rewind(facts: WriterFacts, *, repeatable: bool) -> SinkRewind:
     return SinkRewind.ROLLBACK if can_roll_back(facts) else SinkRewind.REFUSED
 
 
-def restore_sink(
-    facts: WriterFacts, folder: Path, point: SealedPoint, rewind: SinkRewind
-) -> None:
+def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: SinkRewind) -> None:
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
     A file sink gets its sealed log back; later files stay and are not read. A table is rolled
@@ -247,16 +245,12 @@ def choose_commit(
     return line[own[0] - 1] if own[0] > 0 else None
 
 
-def _refuse_others(
-    removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint
-) -> None:
+def _refuse_others(removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint) -> None:
     """Refuse to take back what another writer has committed."""
     for one in removed:
         if one.query not in point.queries and one.operation not in _ROWLESS:
             name = facts.table or facts.path
-            raise TABLE_SHARED(
-                pipeline=point.pipeline, table=name, commit=one.id, query=facts.name
-            )
+            raise TABLE_SHARED(pipeline=point.pipeline, table=name, commit=one.id, query=facts.name)
 
 
 def _roll_back_iceberg(facts: WriterFacts, point: SealedPoint) -> object:

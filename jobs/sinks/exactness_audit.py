@@ -114,12 +114,7 @@ def audit_exactness(
         for name in (EVENTS, LATE, DEAD_LETTERS):
             db.register(name, table(name))
         audit = _Audit(db, spec, base, epochs[-1], found)
-        # Of the splice requests that were merged into events and windows; rows of streams have
-        # other columns. A merge before a column was added does not have it.
-        files = [
-            f for f in epochs[-1].segments if f.kind == SPLICE_KIND and "stream" not in f.extra
-        ]
-        audit.register_merged_rows(read_columns(store, files, make_request_schema(spec)))
+        audit.register_merged_rows(_read_merged_rows(spec, store, epochs[-1]))
         audit.check_row_dispositions()
         for name in spec.windows:
             audit.check_window_results(name, table(name))
@@ -216,6 +211,14 @@ def _add_provenance_columns(
     # A row of no kind is a data row; barriers and punctuation are not rows of the input.
     kinds = chunk.column(spec.barriers.kind).cast(pa.string())
     return chunk.filter(pc.fill_null(pc.equal(kinds, spec.barriers.data), True))
+
+
+def _read_merged_rows(spec: PipelineSpec, store: Store, head: Manifest) -> pa.Table:
+    """Return the rows of all splice requests that were merged into events and windows."""
+    # Rows of streams have other columns.
+    files = [f for f in head.segments if f.kind == SPLICE_KIND and "stream" not in f.extra]
+    # A merge before a column was added does not have it.
+    return read_columns(store, files, make_request_schema(spec))
 
 
 @dataclass

@@ -260,9 +260,7 @@ def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)
     for field in schema:
-        column, strange = _convert_column(
-            found[field.name].combine_chunks(), field.type, plan.tick
-        )
+        column, strange = _convert_column(found[field.name].combine_chunks(), field.type, plan.tick)
         columns.append(column)
         if strange is not None:
             odd |= strange

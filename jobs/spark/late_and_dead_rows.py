@@ -68,7 +68,7 @@ class CountedRows:
             `where`, or by the rules that they break.
     """
 
-    written: WrittenFiles = WrittenFiles()
+    written: WrittenFiles = field(default_factory=WrittenFiles)
     late: LateCounts = field(default_factory=Counter)
     counts: SourceCounts = field(default_factory=Counter)
 

@@ -157,9 +157,7 @@ def _select_live_sessions(
     frame, window = epoch.load_partials(aggregation, live), aggregation.window
     if frame is None:
         return None
-    frame = frame.where(
-        f"NOT ({window_purged_sql(window, '_we', epoch.decision.frontier_before)})"
-    )
+    frame = frame.where(f"NOT ({window_purged_sql(window, '_we', epoch.decision.frontier_before)})")
     fresh = [
         f"IF(_due, NULL, {c}) AS {c}" if window.revisions == "delta" else c
         for c in aggregation.partials

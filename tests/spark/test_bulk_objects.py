@@ -18,8 +18,8 @@ from tests.spark.kafka_topics import SENT, spec_of
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.spark import json_decoding
 from tidegate.jobs.spark.json_decoding import (
-    PlainMessages,
     PARTITION,
+    PlainMessages,
     parse_objects,
     split_messages,
     write_batches,
