@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ class RowLocation:
 
     output: str
     state: str
-    detail: JsonObject
+    detail: JsonObject = field(default_factory=dict)
 
 
 class RowTrace(BaseModel):
