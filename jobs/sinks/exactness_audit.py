@@ -105,10 +105,7 @@ def audit_exactness(
     )
     if not epochs:
         return found
-    names = DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED, COLUMNS_LEFT_OUT
-    for source, own in epochs[-1].counters.per_source.items():
-        if counts := {name: own[name] for name in names if name in own}:
-            found.set_aside[source] = counts
+    found.set_aside = _count_set_aside(epochs[-1])
     with open_database() as db:
         db.register("input", _read_input_rows(spec, store, epochs))
         for name in (EVENTS, LATE, DEAD_LETTERS):
@@ -119,6 +116,15 @@ def audit_exactness(
         for name in spec.windows:
             audit.check_window_results(name, table(name))
     return found
+
+
+def _count_set_aside(head: Manifest) -> dict[str, dict[str, int]]:
+    names = (DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED, COLUMNS_LEFT_OUT)
+    counts = {
+        source: {name: own[name] for name in names if name in own}
+        for source, own in head.counters.per_source.items()
+    }
+    return {source: own for source, own in counts.items() if own}
 
 
 def _is_read_again(source: SourceSpec) -> bool:

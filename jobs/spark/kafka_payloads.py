@@ -389,7 +389,8 @@ def _decode_avro(
 ) -> _DecodedPayload:
     from pyspark.sql.avro.functions import from_avro
 
-    frame, why, schemas = _split_wire_header(messages, get_kafka_options(source), known)
+    schemas = _load_schemas(get_kafka_options(source), known)
+    frame, why = _split_wire_header(messages, get_kafka_options(source), known)
     held: dict[int, dict[str, DataType]] = {}
     for number, schema in schemas.items():
         _require_usable_schema("avro", None, schema)
@@ -408,11 +409,10 @@ def _decode_avro(
         null = f"CAST(NULL AS {declared_to_spark_type(kind)})"
         values[name] = f"coalesce({', '.join([*(value for value, _ in found), null])})"
         for (place, own), (_, unfit) in zip(places, found, strict=True):
-            if unfit is not None:
-                shown = f"make_valid_utf8(CAST({place} AS string))"
-                faults.append(
-                    (unfit, f"concat('{name} is {own.simpleString()}, declared {kind}: ', {shown})")
-                )
+            shown = f"make_valid_utf8(CAST({place} AS string))"
+            faults.append(
+                (unfit, f"concat('{name} is {own.simpleString()}, declared {kind}: ', {shown})")
+            )
     # In permissive mode a record that cannot be read comes as nulls.
     for number, types in held.items():
         lost = " AND ".join(
@@ -425,7 +425,12 @@ def _decode_avro(
             f"coalesce({why}, CASE WHEN {lost} THEN 'the message is not a record of the schema'"
             " END)"
         )
-    return _DecodedPayload(frame, values, why, faults)
+    return _DecodedPayload(
+        frame,
+        values,
+        why,
+        [(condition, complaint) for condition, complaint in faults if condition is not None],
+    )
 
 
 def _require_record_schema(schema: bytes) -> None:
@@ -477,8 +482,9 @@ def _decode_protobuf(
 ) -> _DecodedPayload:
     kafka = get_kafka_options(source)
     assert kafka.message is not None  # noqa: S101 - the spec says so
+    schemas = _load_schemas(kafka, known)
     names = tuple(dict.fromkeys(_list_field_kinds(source)))
-    frame, why, schemas = _split_wire_header(messages, kafka, known)
+    frame, why = _split_wire_header(messages, kafka, known)
     for number, schema in schemas.items():
         index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None
         read_payload = make_payload_reader(schema, kafka.message, names, index)
@@ -499,23 +505,29 @@ def _has_schema_prefix(kafka: KafkaOptions) -> bool:
     return kafka.schema_id is not None or kafka.registry is not None
 
 
+def _load_schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, bytes]:
+    """Number -> schema; one for all messages has the number 0 when they bear none."""
+    if kafka.registry is not None:
+        return dict(known)
+    assert kafka.schema_file is not None  # noqa: S101 - the spec says so
+    try:
+        return {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
+    except OSError as error:
+        raise SCHEMA_FILE_UNREADABLE(file=kafka.schema_file, cause=error.strerror) from error
+
+
 def _split_wire_header(
     messages: DataFrame, kafka: KafkaOptions, known: Mapping[int, bytes]
-) -> tuple[DataFrame, str, Mapping[int, bytes]]:
+) -> tuple[DataFrame, str]:
     """The messages with `_id`, `_known` and `_b`, the payload behind the schema's number.
 
-    And what is wrong with them so far, and number -> schema; one for all messages has the number 0
-    when they bear none.
+    And what is wrong with them so far.
     """
-    if kafka.schema_file is not None:
-        try:
-            known = {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
-        except OSError as error:
-            raise SCHEMA_FILE_UNREADABLE(file=kafka.schema_file, cause=error.strerror) from error
     if not _has_schema_prefix(kafka):
         frame = messages.selectExpr("*", "0 AS _id", "true AS _known", "value AS _b")
-        return frame, "CAST(NULL AS string)", known
-    numbers = ", ".join(map(str, known)) or "NULL"
+        return frame, "CAST(NULL AS string)"
+    ids = list(known) if kafka.schema_id is None else [kafka.schema_id]
+    numbers = ", ".join(map(str, ids)) or "NULL"
     marked = f"length(value) > {_WIRE_HEADER_BYTES} AND hex(substring(value, 1, 1)) = '00'"
     number = "CAST(conv(hex(substring(value, 2, 4)), 16, 10) AS bigint)"
     frame = messages.selectExpr("*", f"CASE WHEN {marked} THEN {number} END AS _id")
@@ -529,7 +541,7 @@ def _split_wire_header(
         THEN concat('the message was written with schema ', _id, ', which {where} does not know')
         END"""
     body = f"CASE WHEN _known THEN substring(value, {_WIRE_HEADER_BYTES + 1}) END"
-    return frame.selectExpr("*", f"{body} AS _b"), why, known
+    return frame.selectExpr("*", f"{body} AS _b"), why
 
 
 def _select_body(number: int) -> Column:

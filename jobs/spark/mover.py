@@ -103,12 +103,7 @@ class SparkMover:
         if not self._native or self._list_spark_windows():
             _ = self._sessions.full
         self._cut_folder: Path | None = None  # scratch files of the newest survey
-        self._kafka: KafkaStager | None = None
-        if any(source.kafka is not None for source in spec.sources.values()):
-            # Imported late: few pipelines need it.
-            from .kafka_staging import KafkaStager
-
-            self._kafka = KafkaStager(self._sessions, spec, self._staging)
+        self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
     @property
     def session(self) -> SparkSession:
@@ -299,3 +294,15 @@ def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) ->
         window.kind is WindowKind.SESSION or window.fire_every is not None
     )  # beside edges the spec refuses both
     return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
+
+
+def _open_kafka_stager(
+    sessions: SparkSessions, spec: PipelineSpec, staging: Staging
+) -> KafkaStager | None:
+    """What fetches ranges of topics; None without a topic."""
+    if all(source.kafka is None for source in spec.sources.values()):
+        return None
+    # Imported late: few pipelines need it.
+    from .kafka_staging import KafkaStager
+
+    return KafkaStager(sessions, spec, staging)

@@ -18,7 +18,7 @@ arrived at it, slot by slot, and an attachment is a fold over its origin by posi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -354,12 +354,7 @@ class StreamMerge:
         kind = f"buffer:{stream}"
         segments = [segment for segment in self.history.base_segments if segment.kind == kind]
         buffered = read_arrivals(self._store, segments, self._graph.columns[stream])
-        # A buffer may release rows in any slot.
-        active: Iterable[int] = range(self.history.base + 1, self._head.slot + 1)
-        if not self._spec.streams[stream].buffer:
-            arrivals = {int(slot) for rows in writers for slot in np.unique(rows[ARRIVAL_SLOT])}
-            active = sorted({*merged, *arrivals})
-        for slot in active:
+        for slot in self._list_active_slots(stream, writers, merged):
             rows, buffered = self._compute_appends(stream, slot, writers, buffered, last)
             accepted, refused = append_rows(rows, self.history.clocks[slot][0], last, 0)
             self._add_new_rejections(stream, refused)
@@ -403,6 +398,15 @@ class StreamMerge:
                 converted = self.history.convert_collected_rows(stream, rows, slot)
                 merged.setdefault(slot, []).append(converted)
         return merged
+
+    def _list_active_slots(
+        self, stream: str, writers: Sequence[Any], merged: Mapping[int, Any]
+    ) -> list[int]:
+        """Return the slots in which rows may be appended to a stream."""
+        if self._spec.streams[stream].buffer:  # it may release rows in any slot
+            return list(range(self.history.base + 1, self._head.slot + 1))
+        arrivals = {int(slot) for rows in writers for slot in np.unique(rows[ARRIVAL_SLOT])}
+        return sorted({*merged, *arrivals})
 
     def _compute_appends(
         self, stream: str, slot: int, writers: Sequence[Any], buffered: Any, last: int | None
