@@ -86,7 +86,7 @@ class PipelineResults:
         events are left out if a merge has changed them, or if they are not kept.
         """
         log, name = self._log, self._spec.name
-        lineage, cut = CurrentLineage(log), read_published_cut(log.store, name)
+        lineage, cut = CurrentLineage(log, log.head()), read_published_cut(log.store, name)
         shown = FollowerPosition(cut.timeline, cut.upto) if cut else None
         positions = [("tables", shown)]
         for sink in self._spec.sinks:

@@ -133,7 +133,7 @@ class SlotFollower(ABC):
     def lag(self, log: SlotLog) -> int:
         """Return the number of sealed slots that the sink lacks; it reads the ledger for that."""
         position = self._load_position()
-        return CurrentLineage(log).count_missing_slots(position)
+        return CurrentLineage(log, log.head()).count_missing_slots(position)
 
     @abstractmethod
     def _load_position(self) -> FollowerPosition | None:
@@ -185,7 +185,7 @@ class SlotFollower(ABC):
         """
         # In this order: a position that is read after the head could be ahead of it.
         stored = self._load_position()
-        lineage = CurrentLineage(log)
+        lineage = CurrentLineage(log, log.head())
         if stored is None:
             stored = self._create_ledger(lineage)
         if not lineage.is_in_log(stored):

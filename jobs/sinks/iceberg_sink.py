@@ -155,8 +155,8 @@ class IcebergSink:
         try:
             with self._translate_sink_errors():
                 self._load_tables()
-                lineage = CurrentLineage(log)
-                return lineage.slot - self._published_slot(lineage)
+                lineage = CurrentLineage(log, log.head())
+                return lineage.slot - min(lineage.slot, self._published_slot(lineage))
         except _LOST_RACES as error:
             self._tables.clear()
             raise CONTENDED(pipeline=self.spec.name, what="the tables") from error
@@ -180,7 +180,7 @@ class IcebergSink:
         4. Advance the readers' pointer.
         """
         self._load_tables()
-        lineage = CurrentLineage(log)
+        lineage = CurrentLineage(log, log.head())
         if lineage.slot == 0 and not self._tables:
             return 0
         self._rewind_tables(lineage)

@@ -220,7 +220,7 @@ class ExactlyOnceKafkaSink(SlotFollower):
 
         Reading the ledger would fence the running driver.
         """
-        return CurrentLineage(log).count_missing_slots(self.read_own_position())
+        return CurrentLineage(log, log.head()).count_missing_slots(self.read_own_position())
 
     def _load_position(self) -> FollowerPosition | None:
         if not self._open:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.shared_documents import parse_document
-from tidegate.checkpoints.slot_log import LineageSegment, SlotLog
+from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotLog
 from tidegate.checkpoints.store import NotFoundError, PreconditionFailedError, Store
 from tidegate.json_types import JsonObject
 
@@ -33,17 +33,12 @@ class FollowerPosition:
 
 
 class CurrentLineage:
-    """The lineage of the current timeline, up to the head that the log has now.
+    """The lineage of the timeline of `head`, up to that head of the log."""
 
-    Attributes:
-        head: that head.
-    """
-
-    def __init__(self, log: SlotLog) -> None:
-        self._log, self.head = log, log.head()
-        self.timeline, self.slot = self.head.timeline, self.head.slot
+    def __init__(self, log: SlotLog, head: LogHead) -> None:
+        self.timeline, self.slot, self._log = head.timeline, head.slot, log
         # A lineage never changes below a timeline's end, so what it shares is computed once.
-        self._shared: dict[int, int] = {self.timeline: self.slot}
+        self._shared: dict[int, int] = {head.timeline: head.slot}
 
     def list_segments(self) -> list[LineageSegment]:
         """Return the segments of the current timeline's lineage, oldest first.

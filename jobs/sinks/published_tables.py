@@ -162,7 +162,7 @@ def find_published_slot(spec: PipelineSpec, log: SlotLog) -> int:
     It is 0 while one of them has not stored a position. Slots after it must not be retired.
     """
     positions = _read_follower_positions(spec, log.store)
-    lineage = CurrentLineage(log)
+    lineage = CurrentLineage(log, log.head())
     return min(map(lineage.count_surely_kept_slots, positions))
 
 

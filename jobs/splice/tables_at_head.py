@@ -61,13 +61,13 @@ class TablesAtHead:
     rows_read: int = 0
 
     def __post_init__(self) -> None:
-        lineage = CurrentLineage(self.log)
-        self.head = lineage.head
+        self.head = self.log.head()
         self._open_scan = cache(partial(TableScan, self.log.store))
         self._epochs: dict[int, Manifest | None] = {}
         self._cut = read_published_cut(self.log.store, self.spec.name) or PublishedCut()
         # After a restore the tables may show a timeline that was left; only the slots that it
         # shares with the current lineage count.
+        lineage = CurrentLineage(self.log, self.head)
         self.published = lineage.count_applied_slots(self._cut.position)
 
     def read_rows(

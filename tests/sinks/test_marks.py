@@ -46,7 +46,7 @@ def test_positions_after_a_restore(world: World) -> None:
     world.seal(2)
     world.fork(target)
     world.seal(1)
-    way = CurrentLineage(world.log)
+    way = CurrentLineage(world.log, world.log.head())
     found = [
         way.last_shared_slot(FollowerPosition(*mark))
         for mark in ((0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (1, 3))
