@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import (
     LATE_ROWS,
     TARDY,
@@ -178,8 +179,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> OutputFiles:
     options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
     if options is None:
         return OutputFiles()
-    stored = epoch.read_segments(map(epoch.locate_segment, before)).to_pylist() if before else [{}]
-    group = _EventGroup(**stored[0])
+    group = _load_open_group(epoch, before)
     sections, times, position = _read_released_times(epoch, released)
     groups = list(_split_into_groups(group, sections, times, position, options))
     # The last group still grows, unless the mark has passed all that could join it.
@@ -190,10 +190,15 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> OutputFiles:
     if last == group and before:
         return OutputFiles(segments=tuple(before))
     state = epoch.writer.write_segment(GLOM_KIND, pa.Table.from_pylist([asdict(last)]), None)
-    own = {"_timeline": epoch.order.timeline, "_epoch": epoch.order.epoch}
-    rows = [asdict(one) | {"stamp": one.choose_stamp(options.stamp)} | own for one in groups]
-    table = pa.Table.from_pylist(rows, build_system_schema(BUILT))
+    table = _build_group_table(epoch, groups, options)
     return OutputFiles(epoch.writer.write_table(BUILT, table, "stamp"), state.refs, state)
+
+
+def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> _EventGroup:
+    if not segments:
+        return _EventGroup()
+    rows = epoch.read_segments(map(epoch.locate_segment, segments))
+    return _EventGroup(**rows.to_pylist()[0])
 
 
 def _read_released_times(epoch: EpochContext, released: ReleasedRows) -> tuple[Ints, Ints, int]:
@@ -239,3 +244,9 @@ def _extend_group(group: _EventGroup, times: Ints) -> _EventGroup:
     offsets = group.offsets + int((times - group.first_time).sum())
     rows = group.rows + times.size
     return replace(group, rows=rows, last_time=int(times[-1]), offsets=offsets)
+
+
+def _build_group_table(epoch: EpochContext, groups: list[_EventGroup], options: GlomOptions) -> Any:
+    own = {"_timeline": epoch.order.timeline, "_epoch": epoch.order.epoch}
+    rows = [asdict(one) | {"stamp": one.choose_stamp(options.stamp)} | own for one in groups]
+    return pa.Table.from_pylist(rows, build_system_schema(BUILT))

@@ -93,10 +93,7 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
         return CountedRows()
     if here is not None or there is None or epoch.staged.rows <= FETCH_ROWS:
         tables = [collect_to_driver(frame) for frame in (here, there) if frame is not None]
-        found = pa.concat_tables(tables, promote_options="permissive")
-        kept = found.filter(pc.invert(found["_dropped"])).drop_columns(["_dropped"])
-        written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
-        late = _count_late_rows(written, found)
+        late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
     else:
         late = _write_late_in_tasks(epoch, there)
     return replace(late, counts=late.counts + _count_expired_pairs(epoch, late.late))
@@ -229,6 +226,12 @@ def _count_late_rows(written: WrittenFiles, table: pa.Table) -> CountedRows:
     rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
     distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
     return CountedRows(written, _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS)), distinct)
+
+
+def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> CountedRows:
+    kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
+    written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
+    return _count_late_rows(written, table)
 
 
 def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:

@@ -29,7 +29,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.replay import count_waiting_rows
-from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
     ROW_ORDER,
@@ -94,12 +94,17 @@ def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
     flagged = policy is LatePolicy.EMIT_FLAGGED
     if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
         frame = frame.where(f"NOT ({late})")
-    # A row of this epoch that stood before a tardy barrier leaves in order, but flagged (section
-    # 3.5).
-    names = ", ".join(map(quote_text, decision.flagged))
-    tardy = f"concat(_source, '/', _partition) IN ({names})" if names else "false"
-    own = [f"{late if flagged else 'false'} AS _late", f"{tardy} AS _tardy"]
+    own = [f"{late if flagged else 'false'} AS _late", f"{_tardy_sql(decision)} AS _tardy"]
     return frame.selectExpr("*", *own, f"{opaque_literal(decision.section, '_seq')} AS _section")
+
+
+def _tardy_sql(decision: Decision) -> str:
+    """Whether a row of this epoch stood before a tardy barrier.
+
+    It leaves in order, but flagged (section 3.5).
+    """
+    names = ", ".join(quote_text(member) for member in decision.flagged)
+    return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
 
 
 def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) -> Frame:
