@@ -153,8 +153,10 @@ def select_rows(table: Any, where: str) -> Any:
     """
     # Only row numbers come out of DuckDB, so that all values keep their types.
     numbered = table.append_column("_row_number", [np.arange(table.num_rows)])
-    query = f"select _row_number from rows where ({where}) order by 1"
-    return table.take(query_table(numbered, query)["_row_number"])
+    query = f"select _row_number from numbered where ({where}) order by 1"
+    with open_database() as session:
+        session.register("numbered", numbered)
+        return table.take(session.execute(query).fetchnumpy()["_row_number"])
 
 
 _NUMBERS = count()

@@ -99,7 +99,7 @@ class MemberScanner:
         # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
         # The newest time before each row, from earlier cuts for the first one.
-        self.before = np.concatenate(([first], self.newest))[:-1]
+        self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
 
     def scan(self) -> MemberScan:
         """Return the member's survey, its rows that are not plain data, and their lateness.
@@ -137,7 +137,7 @@ class MemberScanner:
         # Without a clock, the first row of a partition would have nothing to be measured by.
         far = times > self.wall_before + jump
         # A jump is measured from the plausible rows before it, never from another jump.
-        near = np.maximum.accumulate(np.where(far, TICK_MIN, times))
+        near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
         newest = self.memory.get("newest")
         for place in np.flatnonzero(far):
             known = int(near[place])
@@ -242,8 +242,12 @@ class MemberScanner:
 
     def _accumulate_marks(self, after: Ints) -> Ints:
         """Per row, the greatest mark that earlier rows and cuts have set."""
-        first = self.memory.get("current", TICK_MIN)
-        return np.maximum.accumulate(np.concatenate(([first], after))[:-1])
+        known = (
+            np.concatenate(([self.memory.get("current", TICK_MIN)], after[:-1]))
+            if after.size
+            else after
+        )
+        return np.maximum.accumulate(known) if known.size else known
 
     def _judge_rows(self, violated: NDArray[np.bool_], held: Ints) -> pa.Table:
         places, marks = self.places[violated], np.broadcast_to(held, violated.shape)[violated]
@@ -268,7 +272,9 @@ class MemberScanner:
         own, place = int(self.rows.times[self.end - 1]), self.end - 1
         if own == TICK_MIN:  # a barrier row without a time has that of its member
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
-        return BarrierRow(int(self.rows.seqs[place]), *self.rows.barrier, own)
+        return BarrierRow(
+            int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own
+        )
 
     def _carry_state(self, current: int) -> dict[str, int] | None:
         newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")

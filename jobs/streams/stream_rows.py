@@ -342,8 +342,11 @@ def append_rows(rows: Any, now: int, last: int | None, position: int) -> tuple[A
         ``_last``.
     """
     high = compute_running_max(_resolve_stamps(rows, now), last)
-    first = pa.array([TICK_MIN if last is None else last], pa.int64())
-    before = pa.concat_arrays([first, high])[:-1]
+    before = (
+        pa.concat_arrays([pa.array([TICK_MIN if last is None else last], pa.int64()), high[:-1]])
+        if len(high)
+        else high
+    )
     stamp = combine_chunks(rows["_stamp"])
     fits = pc.fill_null(pc.greater_equal(stamp, before), True)
     accepted = rows.append_column("stream_time", high).filter(fits)
