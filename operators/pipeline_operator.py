@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -71,6 +72,20 @@ class PipelineOperator(BaseOperator):
 def get_requester(context: Any) -> str:
     """Return the user who started the run; ``airflow`` for a scheduled one."""
     return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "airflow")
+
+
+def render_text(template: str, **values: Any) -> str:
+    """Return what `templates/<template>.txt` makes of values, without the last line break."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(  # noqa: S701 - the texts are not HTML
+        loader=PackageLoader(__package__),
+        undefined=StrictUndefined,  # a misspelt field must fail in the tests
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["json"] = json.dumps
+    return templates.get_template(f"{template}.txt").render(values).strip("\n")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -69,6 +69,7 @@ from .pipeline_operator import (
     ACTIVE_RUN_STATES,
     PipelineOperator,
     get_requester,
+    render_text,
 )
 from .trigger import EpochTrigger
 
@@ -369,27 +370,7 @@ def choose_checkpoint(log: SlotLog, text: str) -> CheckpointId:
 
 def format_impact_report(plan: RestorePlan) -> str:
     """Return the impact report, for the task log and for the person who approves."""
-    regained = f", regained {plan.epochs_regained}" if plan.epochs_regained else ""
-    lines = [
-        f"Impact of restoring {plan.pipeline} to {plan.target or 'the beginning'}",
-        f"  head now         {plan.head} (slot {plan.slot} of timeline {plan.timeline})",
-        f"  epochs rewound   {plan.epochs_rewound}{regained}",
-        f"  rows taken back  {_format_counts(plan.rows)}",
-        f"  per table        {_format_counts(plan.tables)}",
-        f"  window results   {_format_counts(plan.windows)}",
-    ]
-    lines += [
-        f"  query            {one.query}: from batch {one.newest} to {one.batch}, sink {one.sink}:"
-        f" {one.rewind}"
-        for one in plan.sinks
-    ]
-    if plan.spec_changed:
-        lines.append("  note             the spec has changed since that checkpoint")
-    return "\n".join(lines)
-
-
-def _format_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count) or "none"
+    return render_text("restore_impact", plan=plan)
 
 
 def _find_fork_of_run(log: SlotLog, request: str) -> ForkRecord | None:

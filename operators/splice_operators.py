@@ -15,7 +15,6 @@ there: both are in the request's document in the bucket, where only the tasks wr
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -42,7 +41,7 @@ from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import run_tidegate
 from .errors import MERGE_NOT_APPROVED, RESTORE_NOT_APPROVED
-from .pipeline_operator import PipelineOperator, get_requester
+from .pipeline_operator import PipelineOperator, get_requester, render_text
 from .recover_and_pin import (
     MAX_APPROVAL_DRIFT,
     format_impact_report,
@@ -253,7 +252,14 @@ class ReportSpliceOperator(PipelineOperator):
         impact = shown["impact"]
         if not impact["rows"]:
             raise AirflowSkipException(f"splice request {request} has nothing left to merge")
-        text = _format_impact(impact, shown["request"])
+        request_facts = shown["request"]
+        text = render_text(
+            "merge_impact",
+            impact=impact,
+            request=request_facts,
+            who=join_lines(request_facts["who"]),
+            why=join_lines(request_facts["why"] or "no reason given"),
+        )
         self.log.info("%s", text)
         note_splice_event(
             access.open(),
@@ -448,34 +454,3 @@ def add_splice_tasks(splice: SpliceSpec, about: JsonView) -> None:
         task_id=MERGE, retries=2, retry_delay=timedelta(seconds=10), **about
     )
     report >> approve >> merge
-
-
-def _format_impact(impact: JsonObject, request: JsonObject) -> str:
-    """The report in a few lines, with the first changes of each table."""
-    lines = [f"{impact['rows']:,} rows from {request['origin'].replace('_', ' ')}"]
-    for table in impact["tables"]:
-        kinds = ("added", "changed", "removed", "moved")
-        counts = ", ".join(f"{table[kind]:,} {kind}" for kind in kinds if table[kind])
-        span = f"{table['first']} to {table['last']}"
-        lines.append(f"{table['table']}: {counts or 'nothing changes'}, {span}")
-        lines += [
-            f"    {_identify_change(change)}: {json.dumps(change['old'])} ->"
-            f" {json.dumps(change['new'])}"
-            for change in [change for change in table["changes"] if change["old"]][:5]
-        ]
-    cost = impact["cost"]
-    lines.append(
-        f"cost: {cost['rows_read']:,.0f} rows read, {cost['rows_written']:,.0f} written,"
-        f" {cost['seconds']:.1f} s"
-    )
-    # Last, and in one line each: the asker's words must not imitate the report.
-    who, why = join_lines(request["who"]), join_lines(request["why"] or "no reason given")
-    lines.append(f"asked for by {who}: {why}")
-    return "\n".join(lines)
-
-
-def _identify_change(change: JsonObject) -> str:
-    """A result by its key and window, a row of a stream by its id."""
-    if "id" in change:
-        return str(change["id"])
-    return f"{json.dumps(change['key'])} {change['window_start']}"
