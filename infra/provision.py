@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -143,36 +142,28 @@ def main(
 ) -> None:
     """Make the bucket and the user that the environment names, and give the user rights."""
     with exit_on_error():
-        bucket, access_key, kept = _provision_from_environment(os.environ, policy, only)
+        # All at once, so that a person corrects the environment in one go.
+        missing = [name for name in _REQUIRED_VARIABLES if not os.environ.get(name)]
+        if missing:
+            raise VARIABLES_MISSING(names=", ".join(missing))
+        store, endpoint, *keys = (os.environ[name] for name in _REQUIRED_VARIABLES)
+        bucket = urlsplit(store).netloc
+        if not store.startswith("s3://") or not bucket:
+            raise STORE_NOT_A_BUCKET(store=store)
+        try:
+            # Before the first request: a bad file must change nothing on the server.
+            rights = (
+                json.loads(policy.read_text("utf-8")) if policy else build_bucket_policy(bucket)
+            )
+        except (OSError, ValueError) as error:
+            raise POLICY_UNREADABLE(file=policy, error=error) from error
+        root, user = Credentials(*keys[:2]), Credentials(*keys[2:])
+        kept = grant_policy(endpoint, root, bucket, user, rights, only=only)
     more = f", and keeps {kept} other policies (--only takes them away)" if kept else ""
     typer.echo(
-        f"bucket {bucket}: {access_key} has "
+        f"bucket {bucket}: {user.access_key} has "
         + (f"the rights of {policy}" if policy else "all of it")
         + more
-    )
-
-
-def _provision_from_environment(
-    given: Mapping[str, str], policy: Path | None, only: bool
-) -> tuple[str, str, int]:
-    # All at once, so that a person corrects the environment in one go.
-    missing = [name for name in _REQUIRED_VARIABLES if not given.get(name)]
-    if missing:
-        raise VARIABLES_MISSING(names=", ".join(missing))
-    store, endpoint, *keys = (given[name] for name in _REQUIRED_VARIABLES)
-    bucket = urlsplit(store).netloc
-    if not store.startswith("s3://") or not bucket:
-        raise STORE_NOT_A_BUCKET(store=store)
-    try:
-        # Before the first request: a bad file must change nothing on the server.
-        rights = json.loads(policy.read_text("utf-8")) if policy else build_bucket_policy(bucket)
-    except (OSError, ValueError) as error:
-        raise POLICY_UNREADABLE(file=policy, error=error) from error
-    user = Credentials(keys[2], keys[3])
-    return (
-        bucket,
-        user.access_key,
-        grant_policy(endpoint, Credentials(keys[0], keys[1]), bucket, user, rights, only=only),
     )
 
 
