@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -61,7 +63,6 @@ from .epoch_listeners import EpochListeners
 from .epoch_loop import EndConditions, EpochLoop, RunOutcome
 from .error_classification import classify_error
 from .errors import STORE_WIPED
-from .memory_arenas import limit_memory_arenas
 from .operator_requests import RequestInbox
 from .spec_checks import SqlField, judge_with_spark, require_no_mistakes
 from .startup import (
@@ -80,6 +81,8 @@ from .status_reporter import FreshnessMeter
 _log = structlog.get_logger("tidegate.driver")
 
 _START_PATIENCE = 600.0  # seconds; then exit as transient and let the supervisor decide
+_MALLOC_ARENA_MAX = -8  # of malloc.h
+_MALLOC_ARENAS = 2
 # Seconds to publish what is sealed. What is not published by then is left to the next driver.
 _DRAIN_SECONDS = 60.0
 
@@ -158,6 +161,18 @@ def open_run(name: str, store_url: str) -> Iterator[tuple[Store, threading.Event
         if reported is error:
             raise
         raise reported from error
+
+
+def limit_memory_arenas() -> None:
+    """Let this process have two arenas of `malloc`, unless MALLOC_ARENA_MAX says otherwise.
+
+    Every epoch starts threads. By default glibc gives them up to eight arenas for each core, and
+    the free pieces in each of them grow with the epochs.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        # Other C libraries have no `mallopt`, or none that knows this option.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).mallopt(_MALLOC_ARENA_MAX, _MALLOC_ARENAS)
 
 
 def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
