@@ -252,14 +252,6 @@ def describe_queries(newest: Manifest | None) -> JsonObject:
     }
 
 
-def describe_driver(driver: DriverOverview) -> JsonObject | None:
-    """Return process and token of the driver that holds the lease; None if it is free."""
-    if driver.lease is None or driver.lease.holder is None:
-        return None
-    holder = driver.lease.holder
-    return {"pid": holder.pid, "host": holder.host, "token": driver.lease.token}
-
-
 def _describe_barrier(row: JsonView, manifest: Manifest) -> JsonObject:
     """One closed barrier; its times are by the wall clock of the driver."""
     opened, closed = int(row.get("opened") or 0), int(row.get("closed") or 0)

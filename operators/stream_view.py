@@ -7,6 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -37,7 +38,6 @@ from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_reques
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
 from .errors import PAGE_BUSY
@@ -46,7 +46,6 @@ from .page_data import (
     build_epoch_point,
     build_graph,
     build_lateness_charts,
-    describe_driver,
     describe_frontier_holder,
     describe_queries,
     describe_restore,
@@ -122,7 +121,8 @@ class StreamView:
         self._catalog = CheckpointCatalog(self.log, workers=READ_WORKERS)
         self._seen: dict[_Position, _SeenEpoch | None] = {}
         self._barriers: dict[int, list[JsonObject]] = {}  # by slot of the lineage
-        self._spec: tuple[str, PipelineSpec | None] | None = None  # of the newest epoch, by digest
+        # By digest; that of the newest epoch is kept.
+        self._read_spec = lru_cache(1)(partial(read_spec, self.store, self.pipeline))
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
         self._verified: dict[str, JsonObject] = {}
@@ -205,7 +205,7 @@ class StreamView:
                 source = self._iterate_abandoned(head)
             else:
                 last = head.slot if until is None else self._find_newest_slot(head, until)
-                source = self._iterate_lineage(head, last)
+                source = self._catalog.iterate_newest_first(self._read_lineage(head)[0], last)
             rest = (
                 row
                 for row in map(make_annotator(roots, self._read_lineage(head)[0]), source)
@@ -343,7 +343,9 @@ class StreamView:
         overview = read_overview(self.log, self._watch, head)
         driver, desired, newest = overview.driver, overview.desired, overview.newest
         alive = not driver.lease_expired
+        lease = driver.lease if alive else None
         live_facts = driver.facts if alive else {}
+        holder = lease.holder if lease else None
         return {
             "pipeline": self.pipeline,
             "state": overview.state.word_for("page"),
@@ -354,7 +356,11 @@ class StreamView:
                 "why": desired.why,
                 "at": desired.at // 1000,
             },
-            "driver": describe_driver(driver) if alive else None,
+            "driver": (
+                {"pid": holder.pid, "host": holder.host, "token": lease.token}
+                if lease and holder
+                else None
+            ),
             "reported_at": driver.last_report.at // 1000 if driver.last_report else None,
             "step": driver.last_report.step if alive and driver.last_report else None,
             "trouble": _format_error(live_facts.get("trouble")),
@@ -400,17 +406,11 @@ class StreamView:
     def _read_open_barriers(self, newest: Manifest) -> list[JsonObject]:
         if not (newest.decider.get("barriers") or {}).get("open"):
             return []
-        spec = self._read_spec(newest)
+        spec = self._read_spec(newest.spec_digest)
         return list_open_barriers(newest, spec.barrier_timeout if spec else None)
 
-    def _read_spec(self, newest: Manifest) -> PipelineSpec | None:
-        if self._spec is None or self._spec[0] != newest.spec_digest:
-            digest = newest.spec_digest
-            self._spec = digest, read_spec(self.store, self.pipeline, digest)
-        return self._spec[1]
-
     def _read_graph(self, head: LogHead, summary: JsonObject) -> JsonObject | None:
-        spec = self._read_spec(head.record) if head.record else None
+        spec = self._read_spec(head.record.spec_digest) if head.record else None
         if spec is None:
             return None
         requests = self._read_shared(
@@ -487,7 +487,9 @@ class StreamView:
         timeline.
         """
         if self._searched != head.timeline:
-            lineage = islice(self._iterate_lineage(head), _BARRIER_LOOK_BACK)
+            # From the index: an epoch that the charts remember may have been retired since.
+            whole = self._catalog.iterate_newest_first(self._read_lineage(head)[0], head.slot)
+            lineage = islice(whole, _BARRIER_LOOK_BACK)
             rows = islice((row for row in lineage if row.barriers), BARRIERS_SHOWN)
             recent = self._load_epochs(head, [row.slot for row in rows]) + recent
             self._searched, self._barriers = head.timeline, {}
@@ -498,14 +500,6 @@ class StreamView:
         return shown[:BARRIERS_SHOWN]
 
     # Checkpoints
-
-    def _iterate_lineage(self, head: LogHead, last: int | None = None) -> Iterator[SlotSummary]:
-        """Slots of the current lineage, newest first; not those after slot `last`.
-
-        From the index: an epoch that the charts remember may have been retired since.
-        """
-        newest = head.slot if last is None else last
-        return self._catalog.iterate_newest_first(self._read_lineage(head)[0], newest)
 
     def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs that restores have left behind, newest first."""
