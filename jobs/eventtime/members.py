@@ -56,35 +56,19 @@ class SourceRules:
         distance: ticks of the frontier below the newest row (`compute_frontier_lag`); None without
             a lag.
         timeout: ticks after which a partition is idle (`resolve_partition_timeout`); None: never.
-        discovered: a member joins with its first event, not with its first survey.
-        ignores_idle_punctuation: punctuation alone does not make an idle member active.
-        refuses_regression: punctuation that goes back is an error (``regress: error``).
     """
 
     options: SourceSpec
     coalescer: Coalescer
     distance: int | None
     timeout: int | None
-    discovered: bool
-    ignores_idle_punctuation: bool
-    refuses_regression: bool
 
     @classmethod
     def from_spec(cls, spec: PipelineSpec, name: str, coalescer: Coalescer) -> SourceRules:
         """Return the rules of the source `name`."""
         source = spec.sources[name]
-        refuses_regression = (
-            source.punctuation is not None and source.punctuation.regress == "error"
-        )
-        return cls(
-            options=source,
-            coalescer=coalescer,
-            distance=frontiers.compute_frontier_lag(source),
-            timeout=resolve_partition_timeout(spec, source),
-            discovered=source.coalesce.members == "discovered",
-            ignores_idle_punctuation=source.coalesce.on_idle_punctuation == "ignore",
-            refuses_regression=refuses_regression,
-        )
+        distance = frontiers.compute_frontier_lag(source)
+        return cls(source, coalescer, distance, resolve_partition_timeout(spec, source))
 
     def member_frontier(
         self, state: MemberState, now: int, newest: int | None, *, clocked: bool
@@ -206,7 +190,7 @@ class Members:
             entry.punctuation is not None and _is_new_punctuation(entry.punctuation, state)
         )
         if state is None:
-            if rules.discovered and not active:
+            if rules.options.coalesce.members == "discovered" and not active:
                 return
             # A discovered member joins with its first event, a declared one with its first survey.
             state = self.world.members[name] = _new_member_state(self.clock)
@@ -219,14 +203,18 @@ class Members:
             if active or entry.pending:
                 raise ROWS_AFTER_END(member=name)
             return
-        if entry.regressions and rules.refuses_regression:
+        if entry.regressions and (own := rules.options.punctuation) and own.regress == "error":
             raise PUNCTUATION_REGRESSED(member=name, times=entry.regressions)
         if active or entry.pending != state["pending"] or entry.punctuation_state is not None:
             state = self.world.members[name] = self._next_member_state(
                 name, state, entry, active=active
             )
         # Punctuation alone does not wake the member then.
-        if status == IDLE and not rows and rules.ignores_idle_punctuation:
+        if (
+            status == IDLE
+            and not rows
+            and rules.options.coalesce.on_idle_punctuation == "ignore"
+        ):
             active = False
         status = self._update_member_status(
             name, rules, status, state, wakes=active or entry.pending
