@@ -220,13 +220,21 @@ class Lease:
         unanswered: set[str] = set()  # nonces of requests without an answer
         while True:
             view = observer.observe()
-            _require_same_uid(view, pipeline, uid)
+            if view is not None and uid is not None and view.record.uid not in (None, uid):
+                raise LEASE_OF_OTHER_PIPELINE(pipeline=pipeline, found=view.record.uid, uid=uid)
             if view is not None and view.record.nonce in unanswered:
                 lease = cls(store, view.record, view.etag, clock.monotonic() - LEASE_TTL, clock)
                 lease.renew()
                 return lease
             if observer.is_expired(view) and wait.may():
-                record = _make_record(pipeline, uid, view.token + 1 if view else 1, holder)
+                record = LeaseRecord(
+                    pipeline=pipeline,
+                    uid=uid,
+                    token=view.token + 1 if view else 1,
+                    nonce=_make_nonce(),
+                    ttl=LEASE_TTL,
+                    holder=holder,
+                )
                 lease_or_none = _try_acquire(store, record, view, clock)
                 if lease_or_none is not None:
                     return lease_or_none
@@ -386,14 +394,6 @@ def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | Non
     )
 
 
-def _make_record(
-    pipeline: str, uid: str | None, token: int, holder: ProcessIdentity
-) -> LeaseRecord:
-    return LeaseRecord(
-        pipeline=pipeline, uid=uid, token=token, nonce=_make_nonce(), ttl=LEASE_TTL, holder=holder
-    )
-
-
 def _try_acquire(
     store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock
 ) -> Lease | None:
@@ -408,11 +408,6 @@ def _try_acquire(
     except (PreconditionFailedError, OutcomeUnknownError):
         return None
     return Lease(store, record, etag, sent, clock)
-
-
-def _require_same_uid(view: LeaseView | None, pipeline: str, uid: str | None) -> None:
-    if view is not None and uid is not None and view.record.uid not in (None, uid):
-        raise LEASE_OF_OTHER_PIPELINE(pipeline=pipeline, found=view.record.uid, uid=uid)
 
 
 def _describe_holder(view: LeaseView | None) -> str:
