@@ -12,6 +12,7 @@ of a pipeline only the newest attempts.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -160,10 +161,9 @@ def count_waiting_messages(body: JsonView) -> dict[str, int]:
 
     Only Kafka sources count messages. Empty as well if the report does not say.
     """
-    found: dict[str, int] = {}
+    found = Counter[str]()
     for member, count in (body.get("lag") or {}).items():
-        source = member.partition("/")[0]
-        found[source] = found.get(source, 0) + int(count)
+        found[member.partition("/")[0]] += int(count)
     return {source: count for source, count in found.items() if count}
 
 

@@ -113,7 +113,11 @@ def plan_restore(
         tables=tables,
         windows=windows,
         since=manifest.created_at if manifest else None,
-        spec_changed=_is_spec_changed(head.record, manifest),
+        spec_changed=(
+            head.record is not None
+            and manifest is not None
+            and head.record.spec_digest != manifest.spec_digest
+        ),
         sinks=plan_sinks(head.record, manifest),
     )
 
@@ -196,10 +200,6 @@ def _count_rows_taken_back(head: Counters, target: Counters) -> dict[str, int]:
     if filtered := head.filtered - target.filtered:
         rows["filtered"] = filtered
     return rows | {"dropped": sum(head.dropped.values()) - sum(target.dropped.values())}
-
-
-def _is_spec_changed(head: Manifest | None, target: Manifest | None) -> bool:
-    return head is not None and target is not None and head.spec_digest != target.spec_digest
 
 
 def _head_moved_error(plan: RestorePlan, head: LogHead) -> HeadMovedError:

@@ -157,7 +157,10 @@ class Retention:
         """Count all objects of the pipeline in the bucket; lists them all."""
         objects, size = Counter[str](), Counter[str]()
         for entry in self._store.list_objects(self.log.layout.pipeline_prefix):
-            kind = self._storage_kind(entry.key)
+            parts = entry.key.split("/")
+            # Below a timeline the kind is the third folder, elsewhere the first.
+            kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
+            kind = kind if len(parts) > 2 else "control documents"
             objects[kind] += 1
             size[kind] += entry.size
         return StorageReport(objects=objects, bytes=size)
@@ -340,9 +343,9 @@ class Retention:
     ) -> SweepReport:
         """Step 4."""
         deleted: list[ObjectInfo] = []
-        young = 0
+        young, now = 0, self.clock.wall_ticks() / 1_000_000
         for entry in self._unmarked_entries(marked):
-            if self._is_within_grace(entry):
+            if entry.modified is not None and now - entry.modified < self.policy.grace:
                 young += 1
                 continue
             if not dry_run:
@@ -370,15 +373,3 @@ class Retention:
                 ):
                     continue
                 yield entry
-
-    def _is_within_grace(self, entry: ObjectInfo) -> bool:
-        return (
-            entry.modified is not None
-            and self.clock.wall_ticks() / 1_000_000 - entry.modified < self.policy.grace
-        )
-
-    def _storage_kind(self, key: str) -> str:
-        parts = key.split("/")
-        # Below a timeline the kind is the third folder, elsewhere the first.
-        kind = parts[3] if len(parts) > 4 and parts[1] == "timelines" else parts[1]
-        return kind if len(parts) > 2 else "control documents"

@@ -154,7 +154,11 @@ def _verify_once(
         holds = filled.record.id if isinstance(filled.record, Manifest) else "a fork"
         found = _make_finding(key, ObjectProblem.CHAIN, f"holds {holds}")
         return _build_verification(checkpoint, [found])
-    manifest, findings = filled.record, [*_check_chain(filled, successor)]
+    manifest, findings = filled.record, list[VerificationFinding]()
+    if successor is not None and successor.record.parent_sha256 != filled.sha256:
+        named = f"slot {successor.record.slot} names {successor.record.parent_sha256}"
+        detail = f"has {filled.sha256}, but {named}"
+        findings.append(_make_finding(key, ObjectProblem.CHAIN, detail))
     # A file may be named more than once, and is read once.
     files = [*{file.key: file for file in manifest.all_files()}.values()]
     unread = [file for file in files if file.key not in known_good]
@@ -309,17 +313,6 @@ def _describe_error(error: Exception) -> str:
 
 def _make_finding(key: str, problem: ObjectProblem, detail: str) -> VerificationFinding:
     return VerificationFinding(key=key, problem=problem, detail=detail)
-
-
-def _check_chain(
-    filled: SlotContents, successor: SlotContents | None
-) -> Iterator[VerificationFinding]:
-    if successor is not None and successor.record.parent_sha256 != filled.sha256:
-        detail = (
-            f"has {filled.sha256}, but slot {successor.record.slot} names"
-            f" {successor.record.parent_sha256}"
-        )
-        yield _make_finding(filled.key, ObjectProblem.CHAIN, detail)
 
 
 def _select_doubtful_files(store: Store, files: list[FileRef]) -> list[FileRef]:
