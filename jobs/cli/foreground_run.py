@@ -120,14 +120,12 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
 
 
 def _read_newest(pipeline: str, store_url: str) -> Manifest | None:
-    """Return the newest epoch; None if there is none, or a restore came after it."""
-    from tidegate.checkpoints.manifest import Manifest
+    """Return the newest epoch; None if there is none."""
     from tidegate.checkpoints.open_store import open_store
     from tidegate.checkpoints.slot_log import SlotLog
 
     with closing(open_store(store_url)) as store:
-        record = SlotLog(store, pipeline).head().record
-    return record if isinstance(record, Manifest) else None
+        return SlotLog(store, pipeline).head().record
 
 
 @contextmanager

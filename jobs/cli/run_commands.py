@@ -23,9 +23,7 @@ from .arguments import PipelineArgument, SpecArgument, StoreOption, WaitOption, 
 from .errors import NO_ANSWER, NO_END, NO_LANDING, NOT_FOR_JOBS, REFUSED, RESTORING, STILL_RUNNING
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.driver_requests import DriverRequest
     from tidegate.checkpoints.manifest import Manifest
-    from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.driver.landing_log import LandingLog
     from tidegate.jobs.sealed_queries.job_run import JobOptions
     from tidegate.jobs.spec.job_spec import JobSpec
@@ -303,26 +301,24 @@ request_resume = _make_attachment_command(
 def _request_and_wait(
     kind: str, pipeline: str, store: str | None, why: str, wait: float, **target: Any
 ) -> None:
-    """Submit a request for `target` (barrier, name or time) and wait for the driver's answer."""
-    from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+    """Submit a request for `target` (barrier, name or time), wait for the answer, and print it.
+
+    Raises:
+        TransientError: no answer within `wait` seconds; the request stays until it expires.
+        ConfigurationError: the driver refused it.
+    """
+    from tidegate.checkpoints.driver_requests import (
+        AckOutcome,
+        RequestKind,
+        read_ack,
+        submit_request,
+    )
 
     log, who = arguments.open_log(pipeline, store), arguments.get_user_name()
     request = submit_request(log.store, log.pipeline, RequestKind(kind), who=who, why=why, **target)
-    _await_answer(log, request, wait)
-
-
-def _await_answer(log: SlotLog, request: DriverRequest, timeout: float) -> None:
-    """Wait for the acknowledgement and print it.
-
-    Raises:
-        TransientError: no answer within `timeout` seconds; the request stays until it expires.
-        ConfigurationError: the driver refused it.
-    """
-    from tidegate.checkpoints.driver_requests import AckOutcome, read_ack
-
-    ack = poll_until(lambda: read_ack(log.store, log.pipeline, request.id), timeout, _POLL_SECONDS)
+    ack = poll_until(lambda: read_ack(log.store, log.pipeline, request.id), wait, _POLL_SECONDS)
     if ack is None:
-        raise NO_ANSWER(pipeline=log.pipeline, seconds=timeout)
+        raise NO_ANSWER(pipeline=log.pipeline, seconds=wait)
     # The driver read the request and did nothing: the exit code must say so.
     if ack.outcome is not AckOutcome.APPLIED:
         raise REFUSED(
