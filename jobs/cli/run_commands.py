@@ -25,8 +25,6 @@ from .errors import NO_ANSWER, NO_END, NO_LANDING, NOT_FOR_JOBS, REFUSED, RESTOR
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
     from tidegate.jobs.driver.landing_log import LandingLog
-    from tidegate.jobs.sealed_queries.job_run import JobOptions
-    from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
@@ -84,22 +82,22 @@ def run_in_foreground(
     if isinstance(pipeline, JobSpec):
         if until_idle is not None or until_end or epochs is not None:
             raise NOT_FOR_JOBS(pipeline=pipeline.name)
+        from tidegate.jobs.driver.log_output import configure_logs
         from tidegate.jobs.sealed_queries import job_run
         from tidegate.jobs.sealed_queries.job_location import find_jobs_home
 
-        path = Path(arguments.resolve_spec_path(spec))
-        _run_job(
-            pipeline,
-            job_run.JobOptions(
-                store_url=url,
-                script=job_run.find_script(pipeline, path),
-                recover_to=recover_to,
-                standby=standby,
-                asked_by=asked_by,
-                home=work or find_jobs_home(),
-                on_seal=(lambda _manifest: None) if quiet else _print_batch,
-            ),
+        job_options = job_run.JobOptions(
+            store_url=url,
+            script=job_run.find_script(pipeline, arguments.resolve_spec_path(spec)),
+            recover_to=recover_to,
+            standby=standby,
+            asked_by=asked_by,
+            home=work or find_jobs_home(),
+            on_seal=(lambda _manifest: None) if quiet else _print_batch,
         )
+        configure_logs(json=False)
+        outcome = job_run.run_job_until_end(pipeline, job_options)
+        output.print_line(f"{pipeline.name} {outcome.state}: {outcome.why}")
         return
     if until_end and (topics := [n for n, one in pipeline.sources.items() if one.kafka]):
         raise NO_END(pipeline=pipeline.name, sources=", ".join(topics))
@@ -118,15 +116,6 @@ def run_in_foreground(
         ends_input=until_end,
     )
     run_in_terminal(pipeline, options, quiet=quiet)
-
-
-def _run_job(job: JobSpec, options: JobOptions) -> None:
-    from tidegate.jobs.driver.log_output import configure_logs
-    from tidegate.jobs.sealed_queries import job_run
-
-    configure_logs(json=False)
-    outcome = job_run.run_job_until_end(job, options)
-    output.print_line(f"{job.name} {outcome.state}: {outcome.why}")
 
 
 def _print_batch(manifest: Manifest) -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.splice_requests import SpliceRequest
     from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.splice.impact import Impact
-    from tidegate.jobs.splice.merge import MergeOutcome
     from tidegate.jobs.splice.request_creation import LateFilter, RequestOptions, RowRepair
 
 app = typer.Typer(
@@ -246,7 +245,17 @@ def merge_request(
     outcome = merge.merge_request(spec, log, request_id, decision)
     # The command returns when readers see the merge.
     _publish_merged_tables(spec, log)
-    output.print_result(as_json, "merge", _dump_merge_outcome(request_id, outcome))
+    data = {
+        "request": request_id,
+        "checkpoint": outcome.checkpoint,
+        "promised": outcome.reported_digest,
+        "actual": outcome.actual,
+        "again": outcome.again,
+        "slots_lost": outcome.lost,
+        "seconds": round(outcome.seconds, 3),
+        "impact": outcome.impact.model_dump(mode="json") if outcome.impact else None,
+    }
+    output.print_result(as_json, "merge", data)
 
 
 def _confirm_impact(
@@ -404,19 +413,6 @@ def _print_impact(request: SpliceRequest, impact: Impact) -> None:
     from tidegate.jobs.splice.impact import MAX_SHOWN_CHANGES
 
     output.print_text("impact", request=request, impact=impact, shown=MAX_SHOWN_CHANGES)
-
-
-def _dump_merge_outcome(request_id: str, outcome: MergeOutcome) -> JsonObject:
-    return {
-        "request": request_id,
-        "checkpoint": outcome.checkpoint,
-        "promised": outcome.reported_digest,
-        "actual": outcome.actual,
-        "again": outcome.again,
-        "slots_lost": outcome.lost,
-        "seconds": round(outcome.seconds, 3),
-        "impact": outcome.impact.model_dump(mode="json") if outcome.impact else None,
-    }
 
 
 def _publish_merged_tables(spec: PipelineSpec, log: SlotLog) -> None:

@@ -17,7 +17,7 @@ from .arguments import JsonOption, PipelineArgument, StoreOption
 from .errors import NO_LOG
 
 if TYPE_CHECKING:
-    from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineOverview
+    from tidegate.checkpoints.pipeline_overview import PipelineOverview
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.pipeline import SourceSpec
@@ -69,18 +69,40 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     overview = read_overview(log)
     driver, head, desired = overview.driver, overview.head, overview.desired
     notes = BatchNotes.from_manifest(head.record)
-    word = driver.state.word_for("cli")
-    facts = driver.facts
+    facts, newest = driver.facts, head.record
+    lease, report = driver.lease, driver.report
+    holder = lease.holder if lease else None
     return {
         "pipeline": log.pipeline,
-        "state": word if driver.lease or head.record is None else "stopped",
+        "state": driver.state.word_for("cli") if lease or newest is None else "stopped",
         "desired": (
             {"state": desired.state.value, "who": desired.who, "why": desired.why}
             if desired.at
             else None
         ),
-        "driver": _describe_driver(driver),
-        "checkpoint": _describe_checkpoint(overview),
+        "driver": (
+            {
+                "name": holder.driver,
+                "host": holder.host,
+                "pid": holder.pid,
+                "token": lease.token,
+                "step": report.step if report else None,
+                "started_at": facts.get("started_at"),
+                "heard_of": driver.report_age if report else None,
+            }
+            if lease and holder
+            else None
+        ),
+        "checkpoint": (
+            {
+                "id": str(newest.id),
+                "sealed_at": newest.created_at,
+                "age_seconds": overview.checkpoint_age,
+                "epoch_seconds": round(sum(newest.timings.values()), 3),
+            }
+            if newest
+            else None
+        ),
         "timeline": head.timeline,
         # Each restore opens a timeline, so its number counts them.
         "restores": head.timeline,
@@ -150,33 +172,6 @@ def _describe_landing(name: str, source: SourceSpec, store: Store) -> JsonObject
     age = SYSTEM_CLOCK.wall_ticks() - said["at"]
     silent = said["state"] == "running" and age > _LANDING_SILENT_AFTER
     return said | ({"state": "silent"} if silent else {})
-
-
-def _describe_driver(driver: DriverOverview) -> JsonObject | None:
-    if driver.lease is None or driver.lease.holder is None:
-        return None
-    holder, report = driver.lease.holder, driver.report
-    return {
-        "name": holder.driver,
-        "host": holder.host,
-        "pid": holder.pid,
-        "token": driver.lease.token,
-        "step": report.step if report else None,
-        "started_at": driver.facts.get("started_at"),
-        "heard_of": driver.report_age if report else None,
-    }
-
-
-def _describe_checkpoint(overview: PipelineOverview) -> JsonObject | None:
-    manifest = overview.newest
-    if manifest is None:
-        return None
-    return {
-        "id": str(manifest.id),
-        "sealed_at": manifest.created_at,
-        "age_seconds": overview.checkpoint_age,
-        "epoch_seconds": round(sum(manifest.timings.values()), 3),
-    }
 
 
 def _describe_progress(overview: PipelineOverview) -> JsonObject:
