@@ -165,15 +165,11 @@ class LaunchListeners(Receivers):
 
     def on_end(self, error: TidegateError | None) -> None:
         """Send how the launch has ended; also a stop completes it."""
-        if error is None:
-            self._send_state("COMPLETE")
-        else:
-            own = (error, SYSTEM_CLOCK.wall_ticks(), self._run)
-            self._send_lineage(lambda space: [make_failure_event(*own, space, self._job)])
+        self._send_state("COMPLETE" if error is None else "FAIL", error)
 
-    def _send_state(self, kind: str) -> None:
+    def _send_state(self, kind: str, error: TidegateError | None = None) -> None:
         own = (kind, SYSTEM_CLOCK.wall_ticks(), self._run)
-        self._send_lineage(lambda space: [make_lineage_event(*own, space, self._job)])
+        self._send_lineage(lambda space: [make_lineage_event(*own, space, self._job, error)])
 
     def _make_batch_event(self, at: QueryPosition, manifest: Manifest, namespace: str) -> RunEvent:
         from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -298,24 +294,13 @@ def make_epoch_events(
 
 def make_failure_events(spec: PipelineSpec, error: TidegateError, namespace: str) -> list[RunEvent]:
     """Return the events of a run that failed: a driver's end does not belong to any epoch."""
-    run, now = str(uuid.uuid4()), SYSTEM_CLOCK.wall_ticks()
-    started = make_lineage_event("START", now, run, namespace, spec.name)
-    return [started, make_failure_event(error, now, run, namespace, spec.name)]
+    own = (SYSTEM_CLOCK.wall_ticks(), str(uuid.uuid4()), namespace, spec.name)
+    return [make_lineage_event("START", *own), make_lineage_event("FAIL", *own, error)]
 
 
-def make_failure_event(
-    error: TidegateError, at: int, run: str, namespace: str, job: str
+def make_lineage_event(
+    kind: str, at: int, run: str, namespace: str, job: str, error: TidegateError | None = None
 ) -> RunEvent:
-    """Return the event of a failed run, with its error."""
-    from openlineage.client.facet_v2 import error_message_run
-
-    failed = make_lineage_event("FAIL", at, run, namespace, job)
-    facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=PRODUCER)
-    failed.run.facets = {"errorMessage": facet}
-    return failed
-
-
-def make_lineage_event(kind: str, at: int, run: str, namespace: str, job: str) -> RunEvent:
     """Return an event without datasets.
 
     Args:
@@ -324,16 +309,22 @@ def make_lineage_event(kind: str, at: int, run: str, namespace: str, job: str) -
         run: a UUID.
         namespace: of the job.
         job: name of the pipeline or job.
+        error: why the run failed, if it did.
     """
     from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+    from openlineage.client.facet_v2 import error_message_run
 
-    return RunEvent(
+    event = RunEvent(
         eventType=RunState[kind],
         eventTime=format_instant(at),
         run=Run(run),
         job=Job(namespace, job),
         producer=PRODUCER,
     )
+    if error is not None:
+        facet = error_message_run.ErrorMessageRunFacet(error.message, "Python", producer=PRODUCER)
+        event.run.facets = {"errorMessage": facet}
+    return event
 
 
 def _make_statistics(files: Sequence[FileRef]) -> Any:
