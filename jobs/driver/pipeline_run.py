@@ -251,16 +251,6 @@ def _start_mover(
                 starting.result().close()
 
 
-def _find_spark_ui(spec: PipelineSpec) -> str | None:
-    """The address of Spark's own pages, if the spec turns them on and Spark was needed."""
-    if spec.spark.conf.get("spark.ui.enabled") != "true":
-        return None
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    return context.uiWebUrl if context else None
-
-
 def make_startup_retry(pipeline: str, stop: threading.Event) -> Retrying:
     """Return a retry for the time before the lease, when there is no status to write to.
 
@@ -315,13 +305,8 @@ class DriverSession(LeasedSession):
         )
 
     def _classify(self, error: Exception) -> TidegateError:
-        return self._detect_wiped_store() or classify_error(self._context.spec.name, error)
-
-    def _detect_wiped_store(self) -> TidegateError | None:
-        """Whether the store has forgotten the pipeline; only this driver still knows what it had.
-
-        Its own error, for example a file that is not found, would not say so.
-        """
+        # If the store has forgotten the pipeline, only this driver still knows what it had. Its own
+        # error, for example a file that is not found, would not say so.
         name = self._context.spec.name
         with contextlib.suppress(TidegateError):
             if read_identity(self._context.store, name) != self._uid:
@@ -333,7 +318,7 @@ class DriverSession(LeasedSession):
                     read=counts.get("read", 0),
                     released=counts.get("released", 0),
                 )
-        return None
+        return classify_error(name, error)
 
     def _run(self) -> RunOutcome:
         run, retry = self._context, self._context.retry
@@ -348,7 +333,12 @@ class DriverSession(LeasedSession):
         head = retry(self._slot_log.head)
         self._publisher.start(head.timeline, head.slot)
         mover = self._wait_for_mover()
-        self._spark_ui = _find_spark_ui(run.spec)
+        # The address of Spark's own pages, if Spark was needed.
+        if run.spec.spark.conf.get("spark.ui.enabled") == "true":
+            from pyspark import SparkContext
+
+            context = SparkContext._active_spark_context
+            self._spark_ui = context.uiWebUrl if context else None
         # Not in the first plan, which has two minutes: every next driver would have the same fate.
         self._steps.enter("load")
         retry(self._sources.open_logs)

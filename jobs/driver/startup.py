@@ -344,22 +344,18 @@ class LeaderElection:
         # Where there is no Airflow, no sweep does this.
         desired = end_abandoned_recovery(self.store, self.pipeline, who="driver")
         before, self._desired = self._desired, desired
-        if not self._desired.keeps_drivers_away:
+        if not desired.keeps_drivers_away:
             return True
-        error = _unwanted_error(self.pipeline, self._desired)
-        stopped = self._desired.state is DesiredState.STOPPED
+        who = f"{desired.who or 'no one'}{f': {desired.why}' if desired.why else ''}"
+        error: FencedError = UNWANTED(pipeline=self.pipeline, state=desired.state, who=who)
+        stopped = desired.state is DesiredState.STOPPED
         if not self.options.standby or (self.options.ends_when_stopped and stopped):
             raise error
-        if before != self._desired:
+        if before != desired:
             _log.info(
                 "kept_waiting", pipeline=self.pipeline, why=error.message, advice=error.advice
             )
         return False
-
-
-def _unwanted_error(pipeline: str, desired: DesiredDocument) -> FencedError:
-    who = f"{desired.who or 'no one'}{f': {desired.why}' if desired.why else ''}"
-    return UNWANTED(pipeline=pipeline, state=desired.state, who=who)
 
 
 def select_start_checkpoint(
@@ -420,28 +416,16 @@ def select_head(
         why = f"started with recover_to={recover_to}"
     require_fit(log.open_checkpoint(target).epoch)
     if target != head.checkpoint:
-        _restore(spec, log, lease, target, why)
-
-
-def _restore(
-    spec: SupervisedSpec, log: SlotLog, lease: Lease, target: CheckpointId, why: str
-) -> None:
-    plan = plan_restore(log, target)
-    commit_restore(
-        log,
-        lease,
-        plan,
-        request_id=secrets.token_hex(8),
-        who=f"driver {lease.holder.driver}",
-        why=why,
-    )
-    _log.warning(
-        "restored",
-        pipeline=spec.name,
-        to=str(target),
-        epochs_rewound=plan.epochs_rewound,
-        why=why,
-    )
+        plan = plan_restore(log, target)
+        who, request_id = f"driver {lease.holder.driver}", secrets.token_hex(8)
+        commit_restore(log, lease, plan, request_id=request_id, who=who, why=why)
+        _log.warning(
+            "restored",
+            pipeline=spec.name,
+            to=str(target),
+            epochs_rewound=plan.epochs_rewound,
+            why=why,
+        )
 
 
 def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> None:
