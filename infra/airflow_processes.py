@@ -58,12 +58,10 @@ class AirflowApiError(ConfigurationError):
         self.status = status
 
 
-def _is_server_error(error: BaseException) -> bool:
-    return isinstance(error, AirflowApiError) and error.status >= 500
-
-
 retry_server_errors = retry(
-    retry=retry_if_exception(_is_server_error),
+    retry=retry_if_exception(
+        lambda error: isinstance(error, AirflowApiError) and error.status >= 500
+    ),
     stop=stop_after_attempt(_MAX_ATTEMPTS),
     wait=wait_random_exponential(0.2, max=3),
     reraise=True,
@@ -422,20 +420,17 @@ class AirflowProcesses:
             if well:
                 self.say(f"Airflow is well: {', '.join(sorted(well))}")
             waiting -= well
-            self._check_alive()
             # A busy machine may be slow, but a process that has ended never becomes healthy.
+            for name, mark in self._recorded_processes().items():
+                if not is_process_alive(mark):
+                    what = f"Airflow's {name} ended while starting"
+                    raise AIRFLOW_NOT_STARTED(what=what, log=self._log_file(name))
             if waiting and time.monotonic() > deadline:
                 parts = ", ".join(sorted(waiting))
                 what = f"Airflow did not get well in {_HEALTHY_WITHIN:.0f} s: {parts}"
                 name = min(waiting & set(AIRFLOW_COMPONENTS), default="api-server")
                 raise AIRFLOW_NOT_STARTED(what=what, log=self._log_file(name))
             time.sleep(0.25)
-
-    def _check_alive(self) -> None:
-        for name, mark in self._recorded_processes().items():
-            if not is_process_alive(mark):
-                what = f"Airflow's {name} ended while starting"
-                raise AIRFLOW_NOT_STARTED(what=what, log=self._log_file(name))
 
     def _recorded_processes(self) -> dict[str, ProcessId]:
         return {

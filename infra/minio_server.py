@@ -301,7 +301,11 @@ def _run_build_step(
             env=dict(env),
         )
         try:
-            _wait_for_child(child, say, what)
+            while child.returncode is None:
+                try:
+                    child.wait(_REPORT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    say(f"still {what}")
         finally:
             # Ctrl-C must not leave a compiler behind.
             if child.poll() is None:
@@ -309,15 +313,6 @@ def _run_build_step(
                 child.wait()
     if child.returncode != 0:
         raise _make_build_error(f"{what} failed (exit code {child.returncode})", log)
-
-
-def _wait_for_child(child: subprocess.Popen[bytes], say: TimedProgress, what: str) -> None:
-    reported = time.monotonic()
-    while child.poll() is None:
-        time.sleep(0.2)
-        if time.monotonic() - reported >= _REPORT_SECONDS:
-            reported = time.monotonic()
-            say(f"still {what}")
 
 
 def _make_build_error(message: str, log: Path) -> TransientError:
