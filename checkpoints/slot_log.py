@@ -275,19 +275,16 @@ class SlotLog:
         # Made once: every further attempt must send the very same bytes, or it would be unknown
         # from another record.
         data = record.to_bytes()
-        mine, key = sha256_of_bytes(data), self.layout.slot_key(record.timeline, record.slot)
+        key = self.layout.slot_key(record.timeline, record.slot)
         deadline = self._clock.monotonic() + self._seal_budget
         pause = _FIRST_PAUSE_SECONDS
         while True:
             etag = self._send_record(key, data)
             if etag is not None:
-                return Sealed(record.timeline, record.slot, mine, etag)
+                return Sealed(record.timeline, record.slot, sha256_of_bytes(data), etag)
             filled = self._read_back_slot(key)
             if filled is not None:
-                # Equal bytes, or their stub, are this record.
-                if filled.sha256 == mine:
-                    return Sealed(record.timeline, record.slot, mine, filled.etag)
-                return SlotTaken(filled.record, filled.sha256, filled.etag)
+                return self._decide_outcome(record, sha256_of_bytes(data), filled)
             if self._clock.monotonic() + pause > deadline:
                 raise SEAL_UNDECIDED(
                     pipeline=self.pipeline, uri=self.store.uri(key), seconds=self._seal_budget
@@ -418,6 +415,14 @@ class SlotLog:
             return self._parse_slot(self.store.get(key))
         except (NotFoundError, TransientError):
             return None  # empty or without an answer: in both cases the bytes are sent again
+
+    def _decide_outcome(
+        self, record: Manifest | ForkRecord, mine: str, filled: SlotContents
+    ) -> Sealed | SlotTaken:
+        """Compare the content: equal bytes, or their stub, are this record."""
+        if filled.sha256 == mine:
+            return Sealed(record.timeline, record.slot, mine, filled.etag)
+        return SlotTaken(filled.record, filled.sha256, filled.etag)
 
     def _parse_slot(self, stored: StoredObject) -> SlotContents:
         record = parse_record(stored.data, self.store.uri(stored.key))
