@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.conftest import Cli
 
+from tidegate.checkpoints import driver_requests
 from tidegate.checkpoints.driver_requests import (
     Ack,
     AckOutcome,
@@ -15,8 +17,6 @@ from tidegate.checkpoints.driver_requests import (
     list_pending_requests,
 )
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import ConfigurationError
-from tidegate.jobs.cli.run_commands import _await_answer
 
 
 def test_no_answer_arrives(cli: Cli, log: SlotLog, spec_file: Path) -> None:
@@ -28,16 +28,16 @@ def test_no_answer_arrives(cli: Cli, log: SlotLog, spec_file: Path) -> None:
     assert (request.kind, request.barrier) == (RequestKind.ABORT_BARRIER, 7)
 
 
-def test_a_refusal_is_reported(cli: Cli, log: SlotLog, spec_file: Path) -> None:
+def test_a_refusal_is_reported(
+    cli: Cli, log: SlotLog, spec_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the driver refuses ends with exit code 2 and its reason."""
-    cli("savepoint", "flights", "before", "--wait", "0")
-    (request,) = list_pending_requests(log.store, "flights")
-    refused = Ack(
-        id=request.id, outcome=AckOutcome.REFUSED, detail="the name is taken", token=1, at=1
-    )
+    # The answer is there before the question, whose id is known.
+    monkeypatch.setattr(driver_requests, "secrets", SimpleNamespace(token_hex=lambda _: "r1"))
+    refused = Ack(id="r1", outcome=AckOutcome.REFUSED, detail="the name is taken", token=1, at=1)
     acknowledge_request(log.store, "flights", refused)
-    with pytest.raises(ConfigurationError, match="the name is taken"):
-        _await_answer(log, request, 0.0)
+    said = cli("savepoint", "flights", "before", "--wait", "0")
+    assert (said.exit_code, "the name is taken" in said.err) == (2, True)
 
 
 def test_a_cti_names_its_source_and_its_time(cli: Cli, log: SlotLog, spec_file: Path) -> None:
