@@ -49,13 +49,6 @@ def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
     return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
 
 
-def read_live_state(manifest: Manifest) -> LiveState:
-    """Return which windows of a checkpoint hold rows, and how many rows its order buffer holds."""
-    kinds = {segment.kind for segment in manifest.segments if segment.rows}
-    windows = frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:"))
-    return LiveState(windows, manifest.counters.retained)
-
-
 def compare_spec_with_checkpoint(
     store: Store, spec: PipelineSpec, manifest: Manifest
 ) -> list[SpecChange] | None:
@@ -68,7 +61,10 @@ def compare_spec_with_checkpoint(
     old = read_spec(store, spec.name, manifest.spec_digest)
     if old is None:
         return None
-    return compare_specs(mask_secrets(old), mask_secrets(spec), read_live_state(manifest))
+    kinds = {segment.kind for segment in manifest.segments if segment.rows}
+    windows = frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:"))
+    live = LiveState(windows, manifest.counters.retained)
+    return compare_specs(mask_secrets(old), mask_secrets(spec), live)
 
 
 def require_compatible_spec(

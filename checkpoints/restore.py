@@ -139,9 +139,14 @@ def commit_restore(
     plan.require_sinks_follow()
     # Without the lease, a driver could seal between the check of the head and the fork record.
     lease.ensure_held()
-    done = _find_earlier_commit(log, plan, request_id)
-    if done is not None:
-        return done
+    # An earlier call whose answer was lost may have won the slot.
+    filled = log.read_slot(plan.timeline, plan.slot + 1)
+    if (
+        filled is not None
+        and isinstance(filled.record, ForkRecord)
+        and filled.record.request_id == request_id
+    ):
+        return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
     head, target = log.head(), CheckpointId.parse(plan.target) if plan.target else None
     if (head.timeline, head.slot, head.sha256) != (plan.timeline, plan.slot, plan.sha256):
         raise _head_moved_error(plan, head)
@@ -157,18 +162,6 @@ def commit_restore(
     if isinstance(outcome, SlotTaken):
         raise _head_moved_error(plan, log.head())
     return outcome
-
-
-def _find_earlier_commit(log: SlotLog, plan: RestorePlan, request_id: str) -> Sealed | None:
-    """An earlier call whose answer was lost may have won the slot."""
-    filled = log.read_slot(plan.timeline, plan.slot + 1)
-    if (
-        filled is None
-        or not isinstance(filled.record, ForkRecord)
-        or filled.record.request_id != request_id
-    ):
-        return None
-    return Sealed(plan.timeline, plan.slot + 1, filled.sha256, filled.etag)
 
 
 def _sum_epochs_after(

@@ -196,7 +196,12 @@ class S3Store:
         # After a multiple of 1,000 keys, servers send one more page without Contents. Arrow leaves
         # a marker "folder/" where it has deleted a file; no store here can name such an object.
         entries = (
-            self._to_object_info(item)
+            ObjectInfo(
+                item["Key"].removeprefix(self._prefix),
+                item["Size"],
+                _strip_etag(item),
+                item["LastModified"].timestamp(),
+            )
             for page in self._list_pages(prefix, options)
             for item in page.get("Contents", [])
             if not item["Key"].endswith("/")
@@ -318,10 +323,6 @@ class S3Store:
             status = {"HTTPStatusCode": 403 if error.get("Code") == "AccessDenied" else 500}
             response = {"Error": error, "ResponseMetadata": status}
             raise self._translate_response(response, keys[0]["Key"], writes=True)
-
-    def _to_object_info(self, item: _Answer) -> ObjectInfo:
-        key = item["Key"][len(self._prefix) :]
-        return ObjectInfo(key, item["Size"], _strip_etag(item), item["LastModified"].timestamp())
 
     def _receive_file(self, location: dict[str, str], path: Path) -> None:
         answer = self._get_client().get_object(**location)
