@@ -90,7 +90,10 @@ class SealTrigger(PipelineTrigger, BaseEventTrigger):
         Of kind `barrier` the positions of at most 200 epochs, of other kinds at most the newest
         one. Empty while the store does not answer.
         """
-        newest = _read_newest_manifest(log)
+        try:
+            newest = log.head().record
+        except TidegateError:  # the log may be under repair, too: look again later
+            newest = None
         if newest is None:
             return []
         if self.kind != "barrier":
@@ -143,13 +146,6 @@ def _extract_event_position(manifest: Manifest) -> JsonObject:
         "late": RowCounts.of_sources(manifest.counters.per_source).late_rows,
         "frontier": manifest.frontier_after,
     }
-
-
-def _read_newest_manifest(log: SlotLog) -> Manifest | None:
-    try:
-        return log.head().record
-    except TidegateError:
-        return None  # the store does not answer, or the log is being repaired: look again later
 
 
 def _read_new_manifests(

@@ -230,27 +230,23 @@ class _PipelineDags:
             supervision = self._spec.supervision
             recover = RecoverOperator(task_id="recover", supervision=supervision, **self._about)
             if supervision.approval:
-                self._ask_before(recover)
+                # Imported only for specs that ask for it: the human-in-the-loop costs every parse a
+                # tenth of a second.
+                from .splice_operators import ApproveRestoreOperator
+
+                report = ReportRestoreOperator(task_id="report", **self._about)
+                approve = ApproveRestoreOperator(
+                    task_id="approve",
+                    pipeline=self._spec.name,
+                    approvers=supervision.approvers,
+                    conn_id=self._conn_id,
+                    patience=supervision.approval_timeout,
+                )
+                report >> approve >> recover
         return dag
 
-    def _ask_before(self, recover: RecoverOperator) -> None:
-        """Add the tasks that ask for the approval of a restore."""
-        # Imported only for specs that ask for it: the human-in-the-loop costs every parse a tenth
-        # of a second.
-        from .splice_operators import ApproveRestoreOperator
-
-        report = ReportRestoreOperator(task_id="report", **self._about)
-        approve = ApproveRestoreOperator(
-            task_id="approve",
-            pipeline=self._spec.name,
-            approvers=self._spec.supervision.approvers,
-            conn_id=self._conn_id,
-            patience=self._spec.supervision.approval_timeout,
-        )
-        report >> approve >> recover
-
     def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
-        # Imported here as in `_ask_before`.
+        # Imported here as in `_build_recover_dag`.
         from .splice_operators import add_splice_tasks
 
         schedule = splice.offer_at if splice.offer_rows is not None else None

@@ -130,14 +130,6 @@ class ChangeTimer:
         return now - self._since
 
 
-def extract_progress(report: DriverStatus | None) -> tuple[Any, ...]:
-    """Return the parts of a report that change whenever the driver finishes a step."""
-    if report is None:
-        return ()
-    facts = (report.body.get(name) for name in ("state", "step_since", "checkpoint"))
-    return (report.token, report.step, *facts)
-
-
 def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
     """Return the conclusion from one look.
 
@@ -298,13 +290,17 @@ class StreamObserver:
         self._unreadable_since = None
         if driver.lease is not None and not driver.lease.is_free:
             self.floor = max(self.floor, driver.lease.token)
-        now = self._clock.monotonic()
+        now, report = self._clock.monotonic(), driver.last_report
+        # What changes whenever the driver finishes a step.
+        names = ("state", "step_since", "checkpoint")
+        facts = [driver.last_facts.get(name) for name in names]
+        progress = report and [report.token, report.step, *facts]
         launched = self._launched
         self.seen = LivenessSample(
             driver=driver,
             silent_for=self._lease.silent_seconds,
             floor=self.floor,
-            still_for=self._progress.seconds_unchanged(extract_progress(driver.last_report), now),
+            still_for=self._progress.seconds_unchanged(progress, now),
             process_alive=launched is not None and launched.is_alive(),
             exit_code=launched.read_exit_code() if launched else None,
             log_error=self._read_log_error(driver.lease, now),

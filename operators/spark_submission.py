@@ -201,10 +201,10 @@ def _write_private_properties(
     with os.fdopen(handle, "w", encoding="utf-8") as output:
         if defaults.is_file():
             output.write(defaults.read_text("utf-8") + "\n")
-        output.writelines(
-            f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {_escape_property(value)}\n"
-            for name, value in _select_driver_environment(driven, environment).items()
-        )
+        for name, value in _select_driver_environment(driven, environment).items():
+            # As Java's properties take it.
+            escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
+            output.write(f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {escaped}\n")
     return str(file)
 
 
@@ -224,11 +224,6 @@ def _select_driver_environment(
         for name, value in environment.items()
         if name in names or name.startswith(_FORWARDED_VARIABLES)
     }
-
-
-def _escape_property(value: str) -> str:
-    """A value as Java's properties take it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _list_program_folders(environment: Mapping[str, str]) -> str:
