@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from tidegate.json_types import read_data_file
 from tidegate.time_units import Duration, PositiveDuration
 
 from .event_time_options import OptionalDuration, SpecModel
@@ -426,33 +427,10 @@ SinkSpec = Annotated[
 ]
 
 
-# The jars that a pipeline needs in addition to those of Spark.
+# The jars that a pipeline or job needs in addition to those of Spark.
 
-_KAFKA_TOKEN_PROVIDER = "org.apache.spark:spark-token-provider-kafka-0-10_2.13"
-AVRO: Final = "org.apache.spark:spark-avro_2.13:4.1.1"
-KAFKA: Final = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
-    f"{_KAFKA_TOKEN_PROVIDER}:4.0.0",
-)
-"""The token provider of the connector's own version is missing in some registries.
-
-4.0.0 has the same classes.
-"""
-_AWS_SDK = "software.amazon.awssdk"
-S3A: Final = (
-    "org.apache.hadoop:hadoop-aws:3.4.2",
-    *(f"{_AWS_SDK}:{name}:2.29.52" for name in ("s3", "s3-transfer-manager", "sts")),
-)
-"""13 MB instead of the 600 MB of the SDK's bundle, which hadoop-aws would bring along."""
-S3A_EXCLUDES: Final = (  # the bundle, and what Spark has itself
-    f"{_AWS_SDK}:bundle",
-    *(
-        f"{group}:*"
-        for group in ("org.wildfly.openssl", "io.netty", "org.slf4j", "org.apache.httpcomponents")
-    ),
-    *("commons-codec:*", "commons-logging:*"),
-)
-_JAR_LISTS: Final = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
+_JARS = read_data_file(__package__, "jars.toml")
+_JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 
 
 def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
@@ -462,7 +440,7 @@ def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
     """
     wanted, left_out = _select_kafka_packages(spec)
     if spec.spark.staging == "bucket":
-        wanted, left_out = [*wanted, *S3A], [*left_out, *S3A_EXCLUDES]
+        wanted, left_out = [*wanted, *_JARS["s3a"]], [*left_out, *_JARS["s3a_excludes"]]
     if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     jars = build_jar_settings(wanted, left_out)
@@ -488,7 +466,7 @@ def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
     given = {key: str(options.get(key) or "") for key in _JAR_LISTS}
     if any("hadoop-aws" in jars for jars in given.values()):
         return {}
-    ours = build_jar_settings(S3A, S3A_EXCLUDES)
+    ours = build_jar_settings(_JARS["s3a"], _JARS["s3a_excludes"])
     return {key: ",".join(filter(None, (given[key], jars))) for key, jars in ours.items()}
 
 
@@ -507,6 +485,5 @@ def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
     )
     if not (topics or into or landed):
         return [], []
-    return [*KAFKA, *([AVRO] if any(kafka.payload == "avro" for kafka in topics) else [])], [
-        _KAFKA_TOKEN_PROVIDER
-    ]
+    avro = _JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
+    return [*_JARS["kafka"], *avro], _JARS["kafka_excludes"]
