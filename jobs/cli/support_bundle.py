@@ -16,7 +16,7 @@ import platform
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -201,10 +201,15 @@ def write_support_bundle(
 def _collect_contents(
     spec: PipelineSpec, log: SlotLog, masker: SecretMasker
 ) -> Iterator[tuple[str, str]]:
+    from tidegate.checkpoints.store import NotFoundError
+
     from .status_and_logs import describe_pipeline
 
     yield "versions.json", _dump_json(_collect_versions())
-    yield "environment.json", _dump_json(_collect_environment(os.environ, masker))
+    # Settings of tidegate and of what it runs on; of all other variables not even the names.
+    ours = [name for name in sorted(os.environ) if name.startswith(_SETTING_PREFIXES)]
+    settings = {name: masker.mask_document(os.environ[name], name) for name in ours}
+    yield "environment.json", _dump_json(settings)
     yield "spec.json", _dump_json(masker.mask_document(json.loads(spec.canonical_json())))
     # If a document is malformed there is no overview, but the document itself is in the bundle.
     with suppress(TidegateError):
@@ -216,35 +221,19 @@ def _collect_contents(
         # A stuck pipeline can pile up requests; the first ones show why.
         keys += [entry.key for entry in islice(log.store.list_objects(prefix), 200)]
     for key in keys:
-        yield from _collect_document(log, key, masker)
-    yield from _collect_manifests(log, masker)
-    yield from _collect_logs(log, masker)
-
-
-def _collect_document(log: SlotLog, key: str, masker: SecretMasker) -> Iterator[tuple[str, str]]:
-    from tidegate.checkpoints.store import NotFoundError
-
-    try:
-        data = log.store.get(key).data
-    except NotFoundError:
-        return
-    try:
-        yield key, _dump_json(masker.mask_document(json.loads(data)))
-    except ValueError:
-        yield key, f"not JSON: {len(data)} bytes"
-
-
-def _collect_manifests(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
-    """The newest slots, byte for byte.
-
-    Cuts, decisions, counters, timings, names of files; no rows.
-    """
+        try:
+            data = log.store.get(key).data
+        except NotFoundError:
+            continue
+        try:
+            yield key, _dump_json(masker.mask_document(json.loads(data)))
+        except ValueError:
+            yield key, f"not JSON: {len(data)} bytes"
+    # The newest slots: cuts, decisions, counters, timings, names of files; no rows.
     for filled in islice(log.iterate_ancestors(log.head().checkpoint), _MANIFEST_LIMIT):
-        record = filled.record
-        yield (
-            f"slots/{record.slot:010d}.json",
-            _dump_json(masker.mask_document(record.model_dump(mode="json"))),
-        )
+        slot = masker.mask_document(filled.record.model_dump(mode="json"))
+        yield f"slots/{filled.record.slot:010d}.json", _dump_json(slot)
+    yield from _collect_logs(log, masker)
 
 
 def _collect_logs(log: SlotLog, masker: SecretMasker) -> Iterator[tuple[str, str]]:
@@ -278,12 +267,6 @@ def _collect_versions() -> JsonObject:
         "cores": os.cpu_count(),
         "packages": packages,
     }
-
-
-def _collect_environment(environment: Mapping[str, str], masker: SecretMasker) -> JsonObject:
-    """Settings of tidegate and of what it runs on; of all other variables not even the names."""
-    ours: Iterable[str] = sorted(name for name in environment if name.startswith(_SETTING_PREFIXES))
-    return {name: masker.mask_document(environment[name], name) for name in ours}
 
 
 def _dump_json(value: Any) -> str:
