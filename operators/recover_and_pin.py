@@ -15,7 +15,6 @@ The audit document in the bucket keeps who, when, why, from and to, also if the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -82,15 +81,6 @@ _FIRST_EPOCH_WITHIN = 300.0  # seconds to wait for the first epoch after the res
 _EPOCH_POLL_SECONDS = 1.0
 _ABORT_TIMEOUT = 60.0  # seconds to wait for the driver's answer
 _ANSWERS = (RestoreEvent.APPROVED, RestoreEvent.REJECTED)
-
-
-@dataclass(frozen=True)
-class _RestoreRun:
-    """One run of the recover DAG: its id, who started it, and the reason it keeps."""
-
-    request: str
-    who: str
-    why: str
 
 
 class ReportRestoreOperator(PipelineOperator):
@@ -237,7 +227,7 @@ class RecoverOperator(ReportRestoreOperator):
         stopped = audit.desired == DesiredState.STOPPED
         otherwise = DesiredState.STOPPED if stopped else DesiredState.RUN
         try:
-            self._restore_checkpoint(log, target, _RestoreRun(request, who, why), otherwise)
+            self._restore_checkpoint(log, target, request, who, why, otherwise)
         except Exception as error:
             self._record(log, request, RestoreEvent.FAILED, who, str(error)[:1000])
             raise
@@ -276,16 +266,22 @@ class RecoverOperator(ReportRestoreOperator):
         self._record(log, fork.request_id, RestoreEvent.RESTORED, fork.who, fork.why)
 
     def _restore_checkpoint(
-        self, log: SlotLog, target: CheckpointId, run: _RestoreRun, after: DesiredState
+        self,
+        log: SlotLog,
+        target: CheckpointId,
+        request: str,
+        who: str,
+        why: str,
+        after: DesiredState,
     ) -> None:
         """Steps 2 to 4, and the first half of step 5; `after` is desired after a failure."""
-        store, who, why = log.store, run.who, run.why
+        store = log.store
         # First of all, or the trigger and the sweep would replace the driver that is stopped next.
         set_desired_state(store, self.pipeline, DesiredState.RECOVERING, who=who, why=why)
         try:
             stopped = stop_driver(store, self.pipeline, StopOrder(who, why), say=self.log.info)
             self.log.info("%s", stopped)
-            holder = ProcessIdentity.this_process(f"recover-{run.request}"[:60])
+            holder = ProcessIdentity.this_process(f"recover-{request}"[:60])
             lease = Lease.acquire(store, self.pipeline, holder)
             try:
                 # A restore may take longer than the lease's TTL, so a thread renews it.
@@ -294,7 +290,7 @@ class RecoverOperator(ReportRestoreOperator):
                     # The driver may have sealed more while it drained, so the plan is made again.
                     plan = plan_restore(log, target)
                     sealed = commit_restore(
-                        log, lease, plan, request_id=run.request, who=who, why=why
+                        log, lease, plan, request_id=request, who=who, why=why
                     )
             finally:
                 # Also after a failure: the next driver need not wait until the lease expires.
