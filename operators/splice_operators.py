@@ -64,10 +64,6 @@ class Responder:
         user_id = str(person.get("id") or "nobody")
         return cls(str(person.get("name") or user_id), user_id)
 
-    def is_among(self, people: set[str]) -> bool:
-        """Whether a list of people has this one, by name or by id."""
-        return bool(people & {self.name, self.id})
-
 
 class AskOperator(ApprovalOperator):
     """Asks a person to approve something about a pipeline. A rejection skips what follows.
@@ -373,7 +369,7 @@ class ApproveSpliceOperator(AskOperator):
         if not approved:
             reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
-        elif person.is_among({request.who, report["who"]} - {"airflow"}):
+        elif {person.name, person.id} & {request.who, report["who"]} - {"airflow"}:
             because = f"{who} has asked for it"
             note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
         elif request.state in OPEN_STATES:

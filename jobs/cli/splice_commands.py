@@ -232,6 +232,8 @@ def merge_request(
     A merge is one sealed slot, published in one step; a running driver continues after it. A
     repeated call only reports the merge.
     """
+    from tidegate.checkpoints.pipeline_identity import ensure_identity
+    from tidegate.jobs.sinks.iceberg_sink import IcebergSink
     from tidegate.jobs.splice import merge
     from tidegate.jobs.splice.merge import MergeDecision
 
@@ -243,8 +245,10 @@ def merge_request(
     # A request that is merged already has no effect to confirm: the call then only reports it.
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
-    # The command returns when readers see the merge.
-    _publish_merged_tables(spec, log)
+    # The command returns when readers see the merge, as there may be no running driver to publish
+    # it. A running one may publish at the same time: the rules of the tables' follower
+    # (docs/architecture.md, section 2) hold for any number of publishers.
+    IcebergSink(spec, log.store, ensure_identity(log.store, spec.name)).follow(log)
     data = {
         "request": request_id,
         "checkpoint": outcome.checkpoint,
@@ -413,16 +417,3 @@ def _print_impact(request: SpliceRequest, impact: Impact) -> None:
     from tidegate.jobs.splice.impact import MAX_SHOWN_CHANGES
 
     output.print_text("impact", request=request, impact=impact, shown=MAX_SHOWN_CHANGES)
-
-
-def _publish_merged_tables(spec: PipelineSpec, log: SlotLog) -> None:
-    """Publish the tables up to the head, because there may be no running driver to do it.
-
-    A running driver may publish at the same time: the rules of the tables' follower
-    (docs/architecture.md, section 2) hold for any number of publishers.
-    """
-    from tidegate.checkpoints.pipeline_identity import ensure_identity
-    from tidegate.jobs.sinks.iceberg_sink import IcebergSink
-
-    identity = ensure_identity(log.store, spec.name)
-    IcebergSink(spec, log.store, identity).follow(log)

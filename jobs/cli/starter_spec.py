@@ -176,8 +176,11 @@ def put_files(
     lines: list[str] = []
     for folder, names in _group_by_folder(files).items():
         chosen = _choose_source(spec, source, folder)
-        home, prefix = locate_source(chosen, spec.sources[chosen], place)
-        newest = _find_newest_name(home, prefix) if _is_read_by_key(spec.sources[chosen]) else ""
+        own = spec.sources[chosen]
+        home, prefix = locate_source(chosen, own, place)
+        by_key = own.table is None and own.discovery.order == "keys"
+        before = home.list_objects(prefix) if by_key else iter(())
+        newest = max((one.key for one in before if not one.key.endswith("/_DONE")), default="")
         fresh = [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
         copied.setdefault(chosen, []).extend(fresh)
         there = f"; {len(names) - len(fresh):,} were there already" * (len(fresh) < len(names))
@@ -261,15 +264,6 @@ def _read_dead_text(
     if source.format == "csv" and source.parse.header:
         lines.insert(0, decompress_object(key, data).partition(b"\n")[0])
     return b"\n".join([*lines, b""])
-
-
-def _is_read_by_key(source: SourceSpec) -> bool:
-    return source.table is None and source.discovery.order == "keys"
-
-
-def _find_newest_name(store: Store, prefix: str) -> str:
-    names = (one.key for one in store.list_objects(prefix))
-    return max((name for name in names if not name.endswith("/_DONE")), default="")
 
 
 def _copy_file(store: Store, file: Path, key: str) -> str | None:

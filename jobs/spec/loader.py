@@ -85,12 +85,11 @@ def _read_mapping(text: str, where: str) -> JsonObject:
     except YAMLError as error:
         raise _invalid_spec_error(where, [f"{where}:1: not valid YAML: {error}"]) from error
     if not isinstance(raw, dict):
+        kinds = {list: "a list", str: "text", type(None): "nothing"}
+        found = kinds.get(type(raw), type(raw).__name__)
         raise _invalid_spec_error(
             where,
-            [
-                f"{where}:1: a spec is a mapping with apiVersion, name, sources; found"
-                f" {_describe_kind(raw)}"
-            ],
+            [f"{where}:1: a spec is a mapping with apiVersion, name, sources; found {found}"],
         )
     return raw
 
@@ -196,7 +195,9 @@ def _list_allowed_fields(root: type[BaseModel], path: Location) -> list[str]:
     model: Any = root
     for part in path:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            model = _find_value_model(model)  # a mapping: its key was consumed by the part
+            # A mapping: its key was consumed by the part.
+            arguments = getattr(model, "__args__", ())
+            model = _find_model(arguments[-1]) if arguments else None
             continue
         fields = {(f.alias or n): f for n, f in model.model_fields.items()}
         if part not in fields:
@@ -215,11 +216,6 @@ def _find_model(annotation: Any) -> Any:
         return annotation
     models = [_find_model(a) for a in getattr(annotation, "__args__", ())]
     return next((m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), None)
-
-
-def _find_value_model(annotation: Any) -> Any:
-    arguments = getattr(annotation, "__args__", ())
-    return _find_model(arguments[-1]) if arguments else None
 
 
 def _find_line(raw: Any, location: Location) -> int:
@@ -259,12 +255,6 @@ def to_plain_value(value: Any) -> Any:
         if isinstance(value, kind):
             return kind(value)
     return value
-
-
-def _describe_kind(value: Any) -> str:
-    return {list: "a list", str: "text", type(None): "nothing"}.get(
-        type(value), type(value).__name__
-    )
 
 
 # Warnings: a spec with these is valid, and its pipeline runs.
