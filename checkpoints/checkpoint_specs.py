@@ -13,7 +13,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
 
-from .bucket_layout import BucketLayout, CheckpointId
+from .bucket_layout import BucketLayout
 from .manifest import Manifest
 from .slot_log import SlotLog
 from .store import NotFoundError, PreconditionFailedError, Store
@@ -99,7 +99,14 @@ def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
 
 def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
     """Return the advice: start from a checkpoint without that state, and read the rows again."""
-    fitting = _find_newest_compatible(log, spec, manifest)
+    fitting = None
+    for filled in islice(log.iterate_ancestors(manifest.id), 1, _MAX_CHECKPOINTS_SEARCHED + 1):
+        if not isinstance(filled.record, Manifest):
+            break  # retired, and so is everything before it
+        found = compare_spec_with_checkpoint(log.store, spec, filled.record)
+        if found is not None and not _select_refused(found):
+            fitting = filled.record.id
+            break
     old = read_spec(log.store, spec.name, manifest.spec_digest)
     if fitting is None and (old is None or _select_refused(compare_specs(old, spec, LiveState()))):
         return "take the change back, or follow the advice above;"
@@ -109,15 +116,3 @@ def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> st
         f"take the change back, follow the advice above, or read everything since {where} again:"
         f" {command};"
     )
-
-
-def _find_newest_compatible(
-    log: SlotLog, spec: PipelineSpec, manifest: Manifest
-) -> CheckpointId | None:
-    for filled in islice(log.iterate_ancestors(manifest.id), 1, _MAX_CHECKPOINTS_SEARCHED + 1):
-        if not isinstance(filled.record, Manifest):
-            return None  # retired, and so is everything before it
-        found = compare_spec_with_checkpoint(log.store, spec, filled.record)
-        if found is not None and not _select_refused(found):
-            return filled.record.id
-    return None

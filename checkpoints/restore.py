@@ -26,7 +26,7 @@ from .manifest import Counters, ForkRecord, Manifest
 from .pins import RootsFile
 from .record_models import BucketRecord, FrozenModel
 from .shared_documents import SharedDocument, change_document, read_document
-from .slot_log import LineageSegment, LogHead, Sealed, SlotLog, SlotTaken
+from .slot_log import LogHead, Sealed, SlotLog, SlotTaken
 from .store import Store
 
 
@@ -96,9 +96,16 @@ def plan_restore(
     if target is not None:
         _require_no_gap(catalog, target)
     shared = log.find_parting(target) if target else 0
-    rewound, tables, windows = _sum_epochs_after(
-        catalog, log.lineage(head.timeline), shared, head.slot
-    )
+    # What the lineage has after the place where the ways to the head and to the target part.
+    rewound, tables, windows = 0, Counter[str](), Counter[str]()
+    for part in log.lineage(head.timeline):
+        first = max(part.first, shared + 1)
+        last = head.slot if part.last is None else part.last
+        for row in catalog.index.iterate_summaries(part.timeline, first=first, last=last):
+            if row.kind != "fork":
+                rewound += 1
+                tables.update(row.tables)
+                windows.update(row.windows)
     counters = head.record.counters if head.record else Counters()
     return RestorePlan(
         pipeline=log.pipeline,
@@ -110,8 +117,8 @@ def plan_restore(
         epochs_rewound=rewound,
         epochs_regained=(manifest.slot if manifest else 0) - shared,
         rows=_count_rows_taken_back(counters, manifest.counters if manifest else Counters()),
-        tables=tables,
-        windows=windows,
+        tables=dict(sorted(tables.items())),
+        windows=dict(sorted(windows.items())),
         since=manifest.created_at if manifest else None,
         spec_changed=(
             head.record is not None
@@ -162,22 +169,6 @@ def commit_restore(
     if isinstance(outcome, SlotTaken):
         raise _head_moved_error(plan, log.head())
     return outcome
-
-
-def _sum_epochs_after(
-    catalog: CheckpointCatalog, lineage: list[LineageSegment], position: int, head_slot: int
-) -> tuple[int, dict[str, int], dict[str, int]]:
-    """Return how many epochs the lineage has after a position, and their rows and results."""
-    epochs, tables, windows = 0, Counter[str](), Counter[str]()
-    for part in lineage:
-        first = max(part.first, position + 1)
-        last = head_slot if part.last is None else part.last
-        for row in catalog.index.iterate_summaries(part.timeline, first=first, last=last):
-            if row.kind != "fork":
-                epochs += 1
-                tables.update(row.tables)
-                windows.update(row.windows)
-    return epochs, dict(sorted(tables.items())), dict(sorted(windows.items()))
 
 
 def _require_no_gap(catalog: CheckpointCatalog, target: CheckpointId) -> None:

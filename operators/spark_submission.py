@@ -196,34 +196,22 @@ def _write_private_properties(
 
     Spark reads this file instead of the site's defaults, so that it begins with them.
     """
-    file, defaults = stem.with_suffix(".conf"), _locate_spark_defaults(environment)
+    home = environment.get("SPARK_HOME") or next(iter(_list_pyspark_folders()), "")
+    folder = environment.get("SPARK_CONF_DIR") or Path(home, "conf")
+    file, defaults = stem.with_suffix(".conf"), Path(folder, "spark-defaults.conf")
+    # tidegate's variables, and what the spec names as `env:NAME`.
+    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)\}', driven.model_dump_json()))
+    names = {name for pair in named for name in pair}
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:
         if defaults.is_file():
             output.write(defaults.read_text("utf-8") + "\n")
-        for name, value in _select_driver_environment(driven, environment).items():
-            # As Java's properties take it.
-            escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
-            output.write(f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {escaped}\n")
+        for name, value in environment.items():
+            if name in names or name.startswith(_FORWARDED_VARIABLES):
+                # As Java's properties take it.
+                escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
+                output.write(f"{_DRIVER_ENV_PREFIXES[cluster]}{name} {escaped}\n")
     return str(file)
-
-
-def _locate_spark_defaults(environment: Mapping[str, str]) -> Path:
-    home = environment.get("SPARK_HOME") or next(iter(_list_pyspark_folders()), "")
-    return Path(environment.get("SPARK_CONF_DIR") or Path(home, "conf"), "spark-defaults.conf")
-
-
-def _select_driver_environment(
-    driven: PipelineSpec | JobSpec, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """The variables that the driver needs: tidegate's, and what the spec names as `env:NAME`."""
-    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)\}', driven.model_dump_json()))
-    names = {name for pair in named for name in pair}
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in names or name.startswith(_FORWARDED_VARIABLES)
-    }
 
 
 def _list_program_folders(environment: Mapping[str, str]) -> str:
