@@ -49,7 +49,6 @@ _NETWORK_FILE_SYSTEMS = {
 }
 _SETTLED_SECONDS = 2.0
 """Age from which a further write is sure to change a file's times, however coarse they are."""
-_FolderPaths = list[Path]
 
 
 class LocalStore:
@@ -207,7 +206,11 @@ class LocalStore:
 
     def _publish_file(self, path: Path, give: Callable[[], object]) -> None:
         """Call `give`, which names a durable file; an error after that is an unknown outcome."""
-        changed = self._make_missing_folders(path.parent)
+        # The folders whose entries change.
+        changed = [path.parent]
+        while not changed[-1].is_dir():
+            changed.append(changed[-1].parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             give()
         except FileExistsError as error:
@@ -215,20 +218,10 @@ class LocalStore:
             _fsync_path(path.parent)
             raise PRECONDITION_FAILED(uri=path, expected="nothing", found="an object") from error
         try:
-            for folder in [path.parent, *changed]:
+            for folder in changed:
                 _fsync_path(folder)
         except OSError as error:
             raise OUTCOME_UNKNOWN(uri=path, cause=error) from error
-
-    def _make_missing_folders(self, folder: Path) -> _FolderPaths:
-        """Make the missing folders above a key, and return the folders whose entries changed."""
-        changed: _FolderPaths = []
-        missing = folder
-        while not missing.is_dir():
-            missing = missing.parent
-            changed.append(missing)
-        folder.mkdir(parents=True, exist_ok=True)
-        return changed
 
     def _fsync_parents(self, folder: Path) -> None:
         while folder != self.root.parent:

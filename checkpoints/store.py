@@ -218,7 +218,7 @@ _PROBES = 3  # until the store counts as one that breaks its promises
 def probe_store(store: Store) -> list[str]:
     """Try each conditional write once, on a new key; return the promises that the store broke."""
     key = f"tidegate-probe/{secrets.token_hex(8)}"
-    first, second = b"first " + secrets.token_bytes(8).hex().encode(), b"second"
+    first, second = f"first {secrets.token_hex(8)}".encode(), b"second"
     kept: dict[str, bool] = {}
     try:
         stale = store.create(key, first)

@@ -177,7 +177,15 @@ class AirflowQueries:
 
     def _describe_run(self, user: Any, run: DagRun, tasks: list[Any]) -> JsonObject:
         questions = (
-            {**_describe_question(task, asked), "refusal": self._explain_refusal(user, run, asked)}
+            {
+                "task": task,
+                "subject": asked.subject,
+                "body": asked.body,
+                "options": list(asked.options),
+                "assigned": [person["id"] for person in asked.assignees or []],
+                "since": _to_milliseconds(asked.created_at),
+                "refusal": self._explain_refusal(user, run, asked),
+            }
             for task, _, asked in tasks
             if asked and asked.responded_at is None
         )
@@ -291,17 +299,6 @@ def _find_store_connection(tags: Iterable[str]) -> str | None:
     """The connection of the stream's store, which the factory writes into a tag of the DAG."""
     prefix = STORE_TAG_PREFIX
     return next((tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)), None)
-
-
-def _describe_question(task: str, asked: HITLDetail) -> JsonObject:
-    return {
-        "task": task,
-        "subject": asked.subject,
-        "body": asked.body,
-        "options": list(asked.options),
-        "assigned": [person["id"] for person in asked.assignees or []],
-        "since": _to_milliseconds(asked.created_at),
-    }
 
 
 def _to_milliseconds(at: datetime | None) -> int | None:

@@ -157,7 +157,15 @@ class RecoverOperator(ReportRestoreOperator):
         request = str(context["run_id"])
         fork = _find_fork_of_run(log, request)
         if fork is not None:  # a retry after the PUT must not restore twice
-            self._finish_interrupted_restore(log, fork)
+            # Do what a try that was killed after the PUT left out. Otherwise the stream would stay
+            # in recovery until the sweep gives it up.
+            desired = read_desired_state(log.store, self.pipeline)
+            by_fork = (DesiredState.RECOVERING, fork.who, fork.why)
+            if (desired.state, desired.who, desired.why) == by_fork:
+                set_desired_state(
+                    log.store, self.pipeline, DesiredState.RUN, who=fork.who, why=fork.why
+                )
+            self._record(log, fork.request_id, RestoreEvent.RESTORED, fork.who, fork.why)
         else:
             plan = self._restore(context, log, request)
             if plan is not None:
@@ -251,19 +259,6 @@ class RecoverOperator(ReportRestoreOperator):
             )
         self.log.info("asked by %s, approved by %s", who, answer.who)
         return audit.target, answer.who
-
-    def _finish_interrupted_restore(self, log: SlotLog, fork: ForkRecord) -> None:
-        """Do what a try that was killed after the PUT left out.
-
-        Otherwise the stream would stay in recovery until the sweep gives it up.
-        """
-        desired = read_desired_state(log.store, self.pipeline)
-        by_fork = (DesiredState.RECOVERING, fork.who, fork.why)
-        if (desired.state, desired.who, desired.why) == by_fork:
-            set_desired_state(
-                log.store, self.pipeline, DesiredState.RUN, who=fork.who, why=fork.why
-            )
-        self._record(log, fork.request_id, RestoreEvent.RESTORED, fork.who, fork.why)
 
     def _restore_checkpoint(
         self,
