@@ -38,7 +38,6 @@ from tidegate.checkpoints.verify import count_scrub_shares
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec
-from tidegate.jobs.spec.operations import SpliceSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject, JsonView, read_data_file
 
@@ -124,7 +123,7 @@ def check_specs(folder: str | Path) -> None:
     """
     _, findings = _read_specs(folder)
     if findings:
-        raise _build_spec_error(findings)
+        raise SPEC_INVALID(findings="\n".join(findings))
 
 
 def _read_specs(
@@ -146,10 +145,6 @@ def _read_specs(
     return specs, findings
 
 
-def _build_spec_error(findings: Sequence[str]) -> ConfigurationError:
-    return SPEC_INVALID(findings="\n".join(findings))
-
-
 class _PipelineDags:
     """Builds the DAGs of one pipeline or job."""
 
@@ -159,12 +154,18 @@ class _PipelineDags:
 
     def build(self, quality_every: float) -> Iterator[DAG]:
         """All DAGs that the spec asks for."""
-        yield self._build_stream_dag()
+        supervision = self._spec.supervision
+        # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
+        tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
+        if supervision.approval:
+            tags.append(APPROVAL_TAG)
+        own = {"supervision": supervision}
+        yield self._build_task_dag("stream", StreamOperator, own, tags=tags)
         yield self._build_task_dag("stop", StopOperator, _RETRIED)
         yield self._build_recover_dag()
         yield self._build_task_dag("pin", PinOperator, _RETRIED)
         shares = {"scrub_shares": count_scrub_shares(self._spec.checkpoint.retain_for)}
-        cron = self._spec.supervision.maintain
+        cron = supervision.maintain
         yield self._build_task_dag("maintain", MaintainOperator, shares, schedule=cron)
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
@@ -179,12 +180,25 @@ class _PipelineDags:
             yield self._build_task_dag("abort_barrier", AbortBarrierOperator, _RETRIED)
         if spec.windows:
             cron = spec.supervision.backfill
-            schedule = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
-            yield self._build_task_dag("backfill", BackfillOperator, schedule=schedule)
+            timetable = None if cron is None else CronDataIntervalTimetable(cron, timezone="UTC")
+            yield self._build_task_dag("backfill", BackfillOperator, schedule=timetable)
         if spec.windows or spec.streams or spec.splice.offer_rows is not None:
-            yield self._build_splice_dag(spec.splice)
+            # Imported here as in `_build_recover_dag`.
+            from .splice_operators import add_splice_tasks
+
+            schedule = spec.splice.offer_at if spec.splice.offer_rows is not None else None
+            with self._make_dag("splice", schedule=schedule) as dag:
+                add_splice_tasks(spec.splice, self._about)
+            yield dag
         if spec.supervision.announce is not None and spec.windows:
-            yield self._build_windows_dag(list(spec.windows), spec.supervision.announce)
+            period = spec.supervision.announce
+            # A tenth of the period: a DAG per hour need not start within a second of its end.
+            every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
+            frontier = stream_asset(spec.name, "frontier", every, self._conn_id)
+            arguments = {"windows": list(spec.windows), "period": period, "retries": 2}
+            yield self._build_task_dag(
+                "windows", ClosedWindowsOperator, arguments, schedule=[frontier]
+            )
 
     def _build_task_dag(
         self,
@@ -217,14 +231,6 @@ class _PipelineDags:
             **{"schedule": None, **_DAG_DEFAULTS, **kwargs},
         )
 
-    def _build_stream_dag(self) -> DAG:
-        # The page reads DAGs from Airflow's database, which has no arguments of operators but tags.
-        tags = [] if self._conn_id is None else [f"{STORE_TAG_PREFIX}{self._conn_id}"]
-        if self._spec.supervision.approval:
-            tags.append(APPROVAL_TAG)
-        arguments = {"supervision": self._spec.supervision}
-        return self._build_task_dag("stream", StreamOperator, arguments, tags=tags)
-
     def _build_recover_dag(self) -> DAG:
         with self._make_dag("recover") as dag:
             supervision = self._spec.supervision
@@ -245,26 +251,8 @@ class _PipelineDags:
                 report >> approve >> recover
         return dag
 
-    def _build_splice_dag(self, splice: SpliceSpec) -> DAG:
-        # Imported here as in `_build_recover_dag`.
-        from .splice_operators import add_splice_tasks
 
-        schedule = splice.offer_at if splice.offer_rows is not None else None
-        with self._make_dag("splice", schedule=schedule) as dag:
-            add_splice_tasks(splice, self._about)
-        return dag
-
-    def _build_windows_dag(self, windows: list[str], period: int) -> DAG:
-        # A tenth of the period: a DAG per hour need not start within a second of the hour's end.
-        every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
-        frontier = stream_asset(self._spec.name, "frontier", every, self._conn_id)
-        arguments = {"windows": windows, "period": period, "retries": 2}
-        return self._build_task_dag(
-            "windows", ClosedWindowsOperator, arguments, schedule=[frontier]
-        )
-
-
-def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> list[DAG]:
+def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> Iterator[DAG]:
     """One sweep for all pipelines with the same cron.
 
     A process per pipeline would cost more than the streams that it guards.
@@ -274,39 +262,20 @@ def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> l
         groups[spec.supervision.sweep].append(spec)
     # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
-    return [
-        _build_sweep_dag(
-            SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}",
-            cron,
-            group,
-            conn_id,
-        )
-        for cron, group in groups.items()
-    ]
-
-
-def _build_sweep_dag(
-    dag_id: str, cron: str, specs: Sequence[SupervisedSpec], conn_id: str | None
-) -> DAG:
-    with DAG(
-        dag_id=dag_id,
-        description="Starts every stream that should run and has no driver.",
-        schedule=cron,
-        tags=["tidegate"],
-        **_DAG_DEFAULTS,
-    ) as dag:
-        look = SweepOperator(
-            task_id="look",
-            pipelines=[spec.name for spec in specs],
-            conn_id=conn_id,
-        )
-        TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
-        look >> SweepReportOperator(task_id="report")
-    return dag
-
-
-def _slugify_cron(cron: str) -> str:
-    return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
+    for cron, group in groups.items():
+        slug = re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
+        with DAG(
+            dag_id=SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{slug}",
+            description="Starts every stream that should run and has no driver.",
+            schedule=cron,
+            tags=["tidegate"],
+            **_DAG_DEFAULTS,
+        ) as dag:
+            pipelines = [spec.name for spec in group]
+            look = SweepOperator(task_id="look", pipelines=pipelines, conn_id=conn_id)
+            TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
+            look >> SweepReportOperator(task_id="report")
+        yield dag
 
 
 def _build_broken_specs_dag(findings: list[str]) -> DAG:
@@ -341,4 +310,4 @@ class BrokenSpecsOperator(BaseOperator):
 
     def execute(self, context: Any) -> None:
         """Raise the mistakes, for the log and for notifiers."""
-        raise _build_spec_error(self.findings)
+        raise SPEC_INVALID(findings="\n".join(self.findings))

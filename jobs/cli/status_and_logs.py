@@ -65,6 +65,7 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     """
     from tidegate.checkpoints.batch_notes import BatchNotes
     from tidegate.checkpoints.pipeline_overview import read_overview
+    from tidegate.jobs.sinks.lineage_position import read_published_cut
 
     overview = read_overview(log)
     driver, head, desired = overview.driver, overview.head, overview.desired
@@ -72,6 +73,17 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     facts, newest = driver.facts, head.record
     lease, report = driver.lease, driver.report
     holder = lease.holder if lease else None
+    # Sealed epochs that the tables do not show. The batches of a job have no tables.
+    unpublished: int | None = 0
+    if notes is None:
+        try:
+            cut = read_published_cut(log.store, log.pipeline)
+        except ValueError:
+            cut = None
+        # Never published, or not readable: all sealed slots count.
+        unpublished = head.slot - (cut.upto if cut else 0)
+        if cut is not None and cut.timeline != head.timeline:
+            unpublished = None  # they still show an older timeline
     return {
         "pipeline": log.pipeline,
         "state": driver.state.word_for("cli") if lease or newest is None else "stopped",
@@ -106,10 +118,7 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         "timeline": head.timeline,
         # Each restore opens a timeline, so its number counts them.
         "restores": head.timeline,
-        # The batches of a job have no tables.
-        "unpublished": 0
-        if notes
-        else _count_unpublished(log.store, log.pipeline, head.timeline, head.slot),
+        "unpublished": unpublished,
         **({"queries": notes.model_dump(mode="json")["queries"]} if notes else {}),
         "sinks": facts.get("sinks", {}),
         **{name: facts.get(name) for name in ("why", "error", "trouble")},
@@ -213,23 +222,6 @@ def _describe_counts(counts: RowCounts) -> JsonObject:
         for (output, disposition, reason), rows in counts.late_by_reason.items()
     ]
     return {**counts.to_record(), "missed": missed}
-
-
-def _count_unpublished(store: Store, pipeline: str, timeline: int, slot: int) -> int | None:
-    """Sealed epochs that the tables do not show.
-
-    None while they still show an older timeline.
-    """
-    from tidegate.jobs.sinks.lineage_position import read_published_cut
-
-    try:
-        cut = read_published_cut(store, pipeline)
-    except ValueError:
-        cut = None
-    # Never published, or not readable: all sealed slots count.
-    if cut is None:
-        return slot
-    return slot - cut.upto if cut.timeline == timeline else None
 
 
 def _describe_store(store: Store) -> JsonObject:

@@ -21,9 +21,6 @@ from .errors import BAD_CONDITION, BAD_FIELD
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.jobs.spec.pipeline import PipelineSpec
-
 _EPOCHS_SAMPLED = 50  # newest epochs whose writes are averaged
 
 
@@ -59,7 +56,20 @@ def show_tables(
     """
     spec, log = arguments.open_spec_and_log(pipeline, store)
     if name is None:
-        _list_tables(spec, log, as_json)
+        from tidegate.jobs.sinks.lineage_position import count_table_rows, read_published_cut
+
+        cut, found = read_published_cut(log.store, spec.name), []
+        for listed in spec.table_names:
+            address = cut.tables.get(listed) if cut else None
+            rows = count_table_rows(log.store, spec.name, address) if address else 0
+            # A merge leaves rows in a stream's files that readers do not see.
+            if rows is None or (rows and listed in spec.streams):
+                # A second of imports, which the list needs for these tables only.
+                from tidegate.jobs.sinks.published_tables import read_table
+
+                rows = read_table(spec, log.store, listed, columns=("_epoch",)).num_rows
+            found.append({"table": listed, "rows": rows, "address": address})
+        output.print_result(as_json, "tables", found)
         return
     from tidegate.jobs.sinks.published_tables import export_table, read_table
 
@@ -89,23 +99,6 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
     except duckdb.Error as error:
         cause, columns = get_first_line(error), ", ".join(table.column_names)
         raise BAD_CONDITION(table=name, cause=cause, columns=columns) from error
-
-
-def _list_tables(spec: PipelineSpec, log: SlotLog, as_json: bool) -> None:
-    from tidegate.jobs.sinks.lineage_position import count_table_rows, read_published_cut
-
-    cut, found = read_published_cut(log.store, spec.name), []
-    for table in spec.table_names:
-        address = cut.tables.get(table) if cut else None
-        rows = count_table_rows(log.store, spec.name, address) if address else 0
-        # A merge leaves rows in a stream's files that readers do not see.
-        if rows is None or (rows and table in spec.streams):
-            # A second of imports, which the list needs for these tables only.
-            from tidegate.jobs.sinks.published_tables import read_table
-
-            rows = read_table(spec, log.store, table, columns=("_epoch",)).num_rows
-        found.append({"table": table, "rows": rows, "address": address})
-    output.print_result(as_json, "tables", found)
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
@@ -146,17 +139,16 @@ def follow_row(
     from tidegate.jobs.splice.row_trace import trace_rows
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
-    traces = trace_rows(spec, log, dict(map(_parse_field, fields)))
+    wanted = {}
+    for field in fields:
+        name, equals, value = field.partition("=")
+        if not equals:
+            raise BAD_FIELD(text=field)
+        wanted[name] = value
+    traces = trace_rows(spec, log, wanted)
     output.print_result(as_json, "row", [trace.model_dump(mode="json") for trace in traces])
     # So that a script can ask whether a row has arrived.
     raise typer.Exit(0 if traces else 1)
-
-
-def _parse_field(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise BAD_FIELD(text=text)
-    return name, value
 
 
 def _format_value(value: Any) -> Any:
@@ -174,17 +166,11 @@ def show_storage(
 
     The average is that of the newest 50 epochs.
     """
+    from tidegate.checkpoints.manifest import Manifest
     from tidegate.jobs.driver.housekeeping import make_retention
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
-    usage, newest = make_retention(spec, log).storage_report(), _average_newest_epochs(log)
-    output.print_result(as_json, "storage", usage.model_dump() | {"epochs": newest})
-
-
-def _average_newest_epochs(log: SlotLog) -> dict[str, float]:
-    """Return the mean number and bytes of the data objects that the newest epochs wrote."""
-    from tidegate.checkpoints.manifest import Manifest
-
+    usage = make_retention(spec, log).storage_report()
     ancestors = islice(log.iterate_ancestors(log.head().checkpoint), _EPOCHS_SAMPLED)
     epochs = [slot.record for slot in ancestors if isinstance(slot.record, Manifest)]
     # A manifest also lists objects that it took over; an epoch's objects carry its attempt's name.
@@ -193,11 +179,12 @@ def _average_newest_epochs(log: SlotLog) -> dict[str, float]:
         for epoch in epochs
     ]
     count = max(1, len(epochs))
-    return {
+    newest = {
         "epochs": len(epochs),
         "data_objects": sum(map(len, written)) / count,
         "bytes": sum(file.bytes for files in written for file in files) / count,
     }
+    output.print_result(as_json, "storage", usage.model_dump() | {"epochs": newest})
 
 
 def collect_garbage(
