@@ -102,7 +102,12 @@ class QualityOperator(PipelineOperator):
         self.docs_key = str(result["docs"])
         url = build_docs_url(self.pipeline, self.docs_key)
         if code == 1:
-            names = list_failed_checks(result)
+            # A failed warning does not fail the run.
+            names = [
+                f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})"
+                for check in result.get("failed", [])
+                if check.get("severity") == "critical"
+            ]
             for name in names:
                 self.log.error("failed expectation: %s", name)
             raise QUALITY_FAILED(
@@ -147,15 +152,6 @@ def _run_for_document(
     return child.returncode, {**parse_json(access.open().get(key).data), "key": key}
 
 
-def list_failed_checks(result: JsonObject) -> list[str]:
-    """Return one line per failed critical check; failed warnings do not fail the run."""
-    return [
-        f"{check['suite']}.{check['id']}: {check['says']} (seen: {check['observed']})"
-        for check in result.get("failed", [])
-        if check.get("severity") == "critical"
-    ]
-
-
 class MaintainOperator(PipelineOperator):
     """Refreshes the index, runs the retention, reads a share of the checkpoints, deletes old logs.
 
@@ -183,7 +179,14 @@ class MaintainOperator(PipelineOperator):
             self.log.info("nothing was sealed yet")
             return {"pipeline": self.pipeline}
         catalog.index.refresh()
-        retired = self._run_retention()
+        crashed = MAINTAIN_CRASHED
+        data = run_tidegate(self.resolve_access(), self.pipeline, "gc", self.spec, crashed=crashed)
+        retired, deleted = len(data["retired"]), len(data["deleted"])
+        before, after = (
+            sum(table[when] for table in data["compacted"].values()) for when in ("before", "after")
+        )
+        self.log.info("retired %s checkpoints, deleted %s files", retired, deleted)
+        self.log.info("the tables' %s data files became %s", before, after)
         # After the retention, so that nothing is read that is about to be deleted.
         results = list(self._scrub_checkpoints(catalog))
         note_scrub(catalog.log, SYSTEM_CLOCK.wall_ticks())
@@ -194,26 +197,13 @@ class MaintainOperator(PipelineOperator):
             raise MAINTAIN_DAMAGED(pipeline=self.pipeline, count=len(damaged), names=names)
         return {
             "pipeline": self.pipeline,
-            **retired,
-            "scrubbed": len(results),
-            "logs_forgotten": len(forgotten),
-        }
-
-    def _run_retention(self) -> JsonObject:
-        command, crashed = ("gc", self.spec), MAINTAIN_CRASHED
-        data = run_tidegate(self.resolve_access(), self.pipeline, *command, crashed=crashed)
-        retired, deleted = len(data["retired"]), len(data["deleted"])
-        before, after = (
-            sum(table[when] for table in data["compacted"].values()) for when in ("before", "after")
-        )
-        self.log.info("retired %s checkpoints, deleted %s files", retired, deleted)
-        self.log.info("the tables' %s data files became %s", before, after)
-        return {
             "retired": retired,
             "deleted": deleted,
             "deleted_bytes": data["deleted_bytes"],
             "data_files_before": before,
             "data_files_after": after,
+            "scrubbed": len(results),
+            "logs_forgotten": len(forgotten),
         }
 
     def _scrub_checkpoints(self, catalog: CheckpointCatalog) -> Iterator[Verification]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.store import Store
     from tidegate.checkpoints.verify import Verification
     from tidegate.jobs.sealed_queries.state_diff import OperatorDifference
-    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, restore, pin and compare checkpoints.")
 
@@ -174,7 +174,11 @@ def restore_checkpoint(
     # Resolved before the question, so that the person confirms one definite checkpoint.
     target = None if checkpoint == BEGINNING else catalog.resolve(checkpoint)
     plan = plan_restore(log, target, catalog=catalog)
-    spec = _find_local_spec(pipeline) if target else None
+    spec = None
+    if target:
+        # Restored by name, without its spec: the driver checks it when it starts.
+        with suppress(ConfigurationError):
+            spec = arguments.find_spec(pipeline)
     if spec and target:
         manifest = log.open_checkpoint(target).epoch
         changes = checkpoint_specs.compare_spec_with_checkpoint(log.store, spec, manifest) or []
@@ -308,13 +312,6 @@ def _open_catalog(pipeline: str, store: str | None) -> CheckpointCatalog:
     from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 
     return CheckpointCatalog(arguments.open_log(pipeline, store))
-
-
-def _find_local_spec(pipeline: str) -> PipelineSpec | None:
-    try:
-        return arguments.find_spec(pipeline)
-    except ConfigurationError:
-        return None  # restored by name, without its spec: the driver checks it when it starts
 
 
 def _commit_under_lease(log: SlotLog, plan: RestorePlan, why: str) -> None:

@@ -147,7 +147,9 @@ class DriverMetrics:
             "tidegate.loop.age": lambda: [(self._seconds() - self._loop_ended_at, {})],
             "tidegate.checkpoint.age": lambda: [(self._seconds() - self._sealed_at, {})],
             "tidegate.frontier.lag": lambda: self._compute_lags({"": self._frontier}, ""),
-            "tidegate.member.frontier.lag": self._read_member_lags,
+            "tidegate.member.frontier.lag": lambda: self._compute_lags(
+                read_member_frontiers(self._report.decision) if self._report else {}, "member"
+            ),
             "tidegate.barriers.blocked": lambda: [
                 (len(self._report.decision.blocked) if self._report else 0, {})
             ],
@@ -160,7 +162,12 @@ class DriverMetrics:
             "tidegate.source.silent": read_fact("silent", "source", 1 / _TICKS_PER_SECOND),
             "tidegate.source.stale": read_fact("stale", "source"),
             "tidegate.late_uploads": read_fact("late_uploads", "source"),
-            "tidegate.query.backlog": self._read_query_backlogs,
+            "tidegate.query.backlog": lambda: [
+                (source.backlog, {"query": name, "source": source.name})
+                for name, at in self._queries.items()
+                for source in at.sources
+                if source.backlog is not None
+            ],
             "tidegate.query.state.rows": self._make_query_reader("state_rows"),
             "tidegate.query.state.bytes": self._make_query_reader("state_bytes"),
             "tidegate.query.watermark.lag": lambda: self._compute_lags(
@@ -178,14 +185,6 @@ class DriverMetrics:
     def _make_query_reader(self, fact: str) -> _ReadValues:
         return lambda: [(getattr(at, fact), {"query": name}) for name, at in self._queries.items()]
 
-    def _read_query_backlogs(self) -> Iterable[_Value]:
-        return [
-            (source.backlog, {"query": name, "source": source.name})
-            for name, at in self._queries.items()
-            for source in at.sources
-            if source.backlog is not None
-        ]
-
     def _read_errors(self) -> Iterable[_Value]:
         # An error that is over is reported as 0: a series that ends looks unchanged for minutes.
         facts = self._facts()
@@ -199,11 +198,6 @@ class DriverMetrics:
             (int((kind, code) in current), {"class": kind, "code": code})
             for kind, code in sorted(self._seen_errors)
         ]
-
-    def _read_member_lags(self) -> Iterable[_Value]:
-        if self._report is None:
-            return []
-        return self._compute_lags(read_member_frontiers(self._report.decision), "member")
 
     def _compute_lags(self, frontiers: Mapping[str, int | None], label: str) -> list[_Value]:
         """Return no value before the first frontier, and none when the member has ended."""
