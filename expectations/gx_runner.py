@@ -36,10 +36,7 @@ from .summaries import (
 )
 
 if TYPE_CHECKING:
-    from great_expectations.core.expectation_validation_result import (
-        ExpectationSuiteValidationResult,
-        ExpectationValidationResult,
-    )
+    from great_expectations.core.expectation_validation_result import ExpectationValidationResult
     from great_expectations.data_context.data_context.abstract_data_context import (
         AbstractDataContext,
     )
@@ -133,7 +130,8 @@ def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
     suites = load_suites(evidence.spec)
     needed = {c.summary for s in suites for c in s.checks}
     frames = {name: build_frame(evidence, name) for name in sorted(needed)}
-    limits = _read_limits(evidence)
+    quality, supervision = evidence.spec.quality, evidence.spec.supervision
+    limits = limit_values(quality.limits, supervision.freshness)
     checks: list[CheckResult] = []
     validations: JsonObject = {}
     with warnings.catch_warnings():
@@ -141,12 +139,23 @@ def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
             "ignore"
         )  # GX and its dependencies warn about themselves; our own code has run by now
         source = _make_gx_context().data_sources.add_pandas("summaries")
+        import great_expectations as gx
+
         for suite in suites:
             for summary in dict.fromkeys(c.summary for c in suite.checks):
                 part = [c for c in suite.checks if c.summary == summary]
-                page = f"{suite.suite}.{summary}"
-                validations[page] = _validate_summary(
-                    source, page, summary, part, frames[summary], limits
+                page, frame = f"{suite.suite}.{summary}", frames[summary]
+                expectations = [_build_expectation(gx.expectations, c, limits) for c in part]
+                asset = source.add_dataframe_asset(page)
+                batch = asset.add_batch_definition_whole_dataframe(summary).get_batch(
+                    batch_parameters={"dataframe": frame}
+                )
+                validations[page] = batch.validate(
+                    gx.ExpectationSuite(name=page, expectations=expectations),
+                    result_format={
+                        "result_format": "COMPLETE",
+                        "unexpected_index_column_names": [str(frame.columns[0])],
+                    },
                 )
                 found = {
                     result.expectation_config.meta["check"]: result
@@ -154,7 +163,7 @@ def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
                 }
                 checks += [
                     _interpret_validation(
-                        suite.suite, check, found[check.id], frames[summary], evidence
+                        suite.suite, check, found[check.id], frame, evidence, limits
                     )
                     for check in part
                 ]
@@ -188,32 +197,6 @@ def _make_gx_context() -> AbstractDataContext:
     return gx.get_context(mode="ephemeral", project_config=config)
 
 
-def _validate_summary(
-    source: Any,
-    page: str,
-    summary: str,
-    checks: Sequence[Check],
-    frame: pd.DataFrame,
-    limits: dict[str, float],
-) -> ExpectationSuiteValidationResult:
-    """One GX validation of the checks that a suite makes on one summary."""
-    import great_expectations as gx
-
-    expectations = [_build_expectation(gx.expectations, check, limits) for check in checks]
-    asset = source.add_dataframe_asset(page)
-    batch = asset.add_batch_definition_whole_dataframe(summary).get_batch(
-        batch_parameters={"dataframe": frame}
-    )
-    validation: ExpectationSuiteValidationResult = batch.validate(
-        gx.ExpectationSuite(name=page, expectations=expectations),
-        result_format={
-            "result_format": "COMPLETE",
-            "unexpected_index_column_names": [str(frame.columns[0])],
-        },
-    )
-    return validation
-
-
 def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> Any:
     """The GX object of a check."""
     kind = getattr(library, "".join(part.title() for part in check.expect.split("_")), None)
@@ -237,8 +220,8 @@ def _interpret_validation(
     found: ExpectationValidationResult,
     frame: pd.DataFrame,
     evidence: Evidence | JobEvidence,
+    limits: dict[str, float],
 ) -> CheckResult:
-    limits = _read_limits(evidence)
     if found.exception_info.get("raised_exception") or any(
         isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
     ):
@@ -272,11 +255,6 @@ def _interpret_validation(
         is_least=is_least,
         **failure,
     )
-
-
-def _read_limits(evidence: Evidence | JobEvidence) -> dict[str, float]:
-    spec = evidence.spec
-    return limit_values(spec.quality.limits, spec.supervision.freshness)
 
 
 def _compare_with_limit(

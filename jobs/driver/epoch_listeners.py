@@ -109,10 +109,21 @@ class EpochListeners(Receivers):
     def on_epoch(self, report: EpochReport, seconds: float) -> None:
         """Call every listener; an exception of one is passed on, and ends the calls."""
         self._progress(report, seconds)
-        _log_sealed_epoch(report, seconds)
+        if (manifest := report.manifest) is not None:
+            _log.info(
+                "sealed",
+                epoch=manifest.slot,
+                attempt=manifest.attempt,
+                timeline=manifest.timeline,
+                checkpoint=str(manifest.id),
+                rows=report.rows,
+                seconds=round(seconds, 3),
+            )
+            # From here on lines belong to the next epoch. Its attempt has no name before its move.
+            bind_log_context(epoch=manifest.slot + 1, attempt=None)
         if self.metrics is not None:
             self.metrics.record_epoch(report, seconds)
-        if (manifest := report.manifest) is not None:
+        if manifest is not None:
             self._send_lineage(
                 lambda space: make_epoch_events(self._spec, self._store, manifest, seconds, space)
             )
@@ -207,18 +218,6 @@ def measure_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
     finally:
         if provider is not None:
             provider.shutdown(FLUSH_TIMEOUT * 1e3)
-
-
-def _log_sealed_epoch(report: EpochReport, seconds: float) -> None:
-    manifest = report.manifest
-    if manifest is None:
-        return
-    ids = {"epoch": manifest.slot, "attempt": manifest.attempt, "timeline": manifest.timeline}
-    _log.info(
-        "sealed", **ids, checkpoint=str(manifest.id), rows=report.rows, seconds=round(seconds, 3)
-    )
-    # From here on lines belong to the next epoch. Its attempt has no name before its move.
-    bind_log_context(epoch=manifest.slot + 1, attempt=None)
 
 
 # OpenLineage events, sent to ``OPENLINEAGE_URL`` if that is set: one run per sealed epoch of a

@@ -368,7 +368,14 @@ def start_landing_query(
         expressions = [
             f"{options.columns.get(name, f'`{name}`')} AS `{name}`" for name in source.columns
         ]
-        rows = _load_landing_stream(session, options).selectExpr(*expressions)
+        reader = session.readStream.format(options.format)
+        if options.read_as is not None:
+            reader = reader.schema(options.read_as)
+        for name, value in bound_batch_size(options).items():
+            reader = reader.option(
+                name, resolve_environment_value(f"landing.options.{name}", value, os.environ)
+            )
+        rows = reader.load().selectExpr(*expressions)
     except (AnalysisException, IllegalArgumentException) as error:
         text = get_first_line(error)
         raise LANDING_REFUSED(source=f"{spec.name}.{landing.name}", text=text) from error
@@ -376,17 +383,6 @@ def start_landing_query(
     writer = writer.foreachBatch(_make_batch_writer(landing))
     writer = writer.option("checkpointLocation", str(landing.spark_folder))
     return writer.trigger(processingTime=f"{options.every // 1000} milliseconds").start()
-
-
-def _load_landing_stream(session: SparkSession, options: LandingOptions) -> DataFrame:
-    reader = session.readStream.format(options.format)
-    if options.read_as is not None:
-        reader = reader.schema(options.read_as)
-    for name, value in bound_batch_size(options).items():
-        reader = reader.option(
-            name, resolve_environment_value(f"landing.options.{name}", value, os.environ)
-        )
-    return reader.load()
 
 
 def bound_batch_size(options: LandingOptions) -> Mapping[str, str]:
