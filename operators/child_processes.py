@@ -222,14 +222,8 @@ class ResultsProcess:
         """
         if not self._lock.acquire(timeout=_LOCK_PATIENCE):
             raise PAGE_BUSY(what=f"tables of {pipeline} are being read", pipeline=pipeline)
-        question = {"pipeline": pipeline, "ask": ask, "arguments": arguments}
         try:
-            child, line = self._require_ready_child(), ""
-            with suppress(BrokenPipeError):
-                print(json.dumps(question), file=child.stdin, flush=True)
-                line = _read_line(child, _ANSWER_TIMEOUT)
-                if not line:
-                    self.stop()  # its late answer must not be taken for the next one
+            line = self._exchange({"pipeline": pipeline, "ask": ask, "arguments": arguments})
         finally:
             self._lock.release()
         if not line:
@@ -239,6 +233,18 @@ class ResultsProcess:
             raise rebuild_error(answer["error"])
         data: JsonObject = answer["data"]
         return data
+
+    def _exchange(self, question: JsonObject) -> str:
+        """Send a line and return the answer's; empty if there is none in time."""
+        child = self._require_ready_child()
+        try:
+            print(json.dumps(question), file=child.stdin, flush=True)
+        except BrokenPipeError:
+            return ""
+        line = _read_line(child, _ANSWER_TIMEOUT)
+        if not line:
+            self.stop()  # its late answer must not be taken for the next one
+        return line
 
     def _require_ready_child(self) -> subprocess.Popen[str]:
         if self._child is None or self._child.poll() is not None:

@@ -195,10 +195,8 @@ class _PipelineDags:
             # A tenth of the period: a DAG per hour need not start within a second of its end.
             every = max(ANNOUNCE_EVERY_SECONDS, period / 1e7)
             frontier = stream_asset(spec.name, "frontier", every, self._conn_id)
-            arguments = {"windows": list(spec.windows), "period": period, "retries": 2}
-            yield self._build_task_dag(
-                "windows", ClosedWindowsOperator, arguments, schedule=[frontier]
-            )
+            own = {"windows": list(spec.windows), "period": period, "retries": 2}
+            yield self._build_task_dag("windows", ClosedWindowsOperator, own, schedule=[frontier])
 
     def _build_task_dag(
         self,

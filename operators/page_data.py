@@ -159,8 +159,11 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
         yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"
     notes = [*(row.get("warnings") or ()), row.get("trouble")]
     yield from (("warn", str(note)) for note in notes if note)
-    quality = row.get("quality") or {}
-    if quality.get("verdict") not in ("fail", "warn"):
+    yield from _find_quality_problems(row.get("quality"))
+
+
+def _find_quality_problems(quality: JsonView | None) -> Iterator[tuple[str, str]]:
+    if not quality or quality.get("verdict") not in ("fail", "warn"):
         return
     failed = quality.get("failed") or []
     names = "; ".join(f"“{check.get('says') or check.get('id')}”" for check in failed[:3])
@@ -314,21 +317,11 @@ def _build_histogram(counts: Mapping[int, int]) -> JsonObject:
     for behind, count in counts.items():
         if behind > 0:
             bars[bisect_left(_BAR_BOUNDS, behind / _TICKS_PER_SECOND)] += count
-    # (lag in seconds, share of late rows) at a few dozen points. Points closer than 15 % are
-    # joined: more of them would not be seen.
-    last_step = None
-    points: list[tuple[float, float]] = []
-    for lag, share in curve.points():
-        step = ceil(log(lag / _TICKS_PER_SECOND) / log(1.15)) if lag else 0
-        if step == last_step:
-            points.pop()
-        points.append((round(lag / _TICKS_PER_SECOND, 3), round(share, 6)))
-        last_step = step
     return {
         "rows": curve.rows,
         "in_order": counts.get(0, 0),
         "bars": bars,
-        "curve": points,
+        "curve": _reduce_lag_curve(curve),
         "targets": [
             {
                 "share": float(share),
@@ -337,6 +330,22 @@ def _build_histogram(counts: Mapping[int, int]) -> JsonObject:
             for share in _LATE_SHARE_TARGETS
         ],
     }
+
+
+def _reduce_lag_curve(curve: LatenessCurve) -> list[tuple[float, float]]:
+    """(lag in seconds, share of late rows) at a few dozen points.
+
+    Points closer than 15 % are joined: more of them would not be seen.
+    """
+    last_step = None
+    points: list[tuple[float, float]] = []
+    for lag, share in curve.points():
+        step = ceil(log(lag / _TICKS_PER_SECOND) / log(1.15)) if lag else 0
+        if step == last_step:
+            points.pop()
+        points.append((round(lag / _TICKS_PER_SECOND, 3), round(share, 6)))
+        last_step = step
+    return points
 
 
 # The pipeline as a graph: what its rows pass, and how each part is. Rows per table are not in it:

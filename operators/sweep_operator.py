@@ -160,17 +160,8 @@ class StopOperator(PipelineOperator):
         if desired.state is DesiredState.RECOVERING:
             raise STOP_DURING_RESTORE(pipeline=self.pipeline, who=desired.who or "someone")
         if self.replace == "True":
-            # The driver to replace: the one that drove when the first try began. A retry that read
-            # the lease again would kill the driver that has replaced it meanwhile. A person who
-            # clears the task asks anew: Airflow raises `max_tries` then, so a token belongs to one
-            # value of it.
-            kept, key = context["task_state_store"], f"{_REPLACED_KEY}_{context['ti'].max_tries}"
-            token = kept.get(key)
-            if token is None:
-                lease = read_lease(store, self.pipeline)
-                token = lease.token if lease else 0
-                kept.set(key, token, retention=NEVER_EXPIRE)
-            said = terminate_driver(store, self.pipeline, int(token), self.log.info)
+            token = self._choose_token(context, store)
+            said = terminate_driver(store, self.pipeline, token, self.log.info)
             return {"pipeline": self.pipeline, "said": said}
         # First of all, or the trigger and the sweep would replace the driver that is stopped next.
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
@@ -178,3 +169,18 @@ class StopOperator(PipelineOperator):
         said = stop_driver(store, self.pipeline, order, say=self.log.info)
         self.log.info("%s", said)
         return {"pipeline": self.pipeline, "said": said}
+
+    def _choose_token(self, context: Any, store: Store) -> int:
+        """The token of the driver to replace: the one that drove when the first try began.
+
+        A retry that read the lease again would kill the driver that has replaced it meanwhile. A
+        person who clears the task asks anew: Airflow raises `max_tries` then, so a token belongs to
+        one value of it.
+        """
+        kept, key = context["task_state_store"], f"{_REPLACED_KEY}_{context['ti'].max_tries}"
+        token = kept.get(key)
+        if token is None:
+            lease = read_lease(store, self.pipeline)
+            token = lease.token if lease else 0
+            kept.set(key, token, retention=NEVER_EXPIRE)
+        return int(token)

@@ -139,16 +139,17 @@ def follow_row(
     from tidegate.jobs.splice.row_trace import trace_rows
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
-    wanted = {}
-    for field in fields:
-        name, equals, value = field.partition("=")
-        if not equals:
-            raise BAD_FIELD(text=field)
-        wanted[name] = value
-    traces = trace_rows(spec, log, wanted)
+    traces = trace_rows(spec, log, dict(map(_parse_field, fields)))
     output.print_result(as_json, "row", [trace.model_dump(mode="json") for trace in traces])
     # So that a script can ask whether a row has arrived.
     raise typer.Exit(0 if traces else 1)
+
+
+def _parse_field(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise BAD_FIELD(text=text)
+    return name, value
 
 
 def _format_value(value: Any) -> Any:
@@ -175,16 +176,15 @@ def show_storage(
     epochs = [slot.record for slot in ancestors if isinstance(slot.record, Manifest)]
     # A manifest also lists objects that it took over; an epoch's objects carry its attempt's name.
     written = [
-        [f for f in epoch.all_files() if f"/{epoch.slot:06d}-{epoch.attempt}/" in f.key]
+        f
         for epoch in epochs
+        for f in epoch.all_files()
+        if f"/{epoch.slot:06d}-{epoch.attempt}/" in f.key
     ]
     count = max(1, len(epochs))
-    newest = {
-        "epochs": len(epochs),
-        "data_objects": sum(map(len, written)) / count,
-        "bytes": sum(file.bytes for files in written for file in files) / count,
-    }
-    output.print_result(as_json, "storage", usage.model_dump() | {"epochs": newest})
+    means = {"data_objects": len(written) / count, "bytes": sum(f.bytes for f in written) / count}
+    data = usage.model_dump() | {"epochs": {"epochs": len(epochs), **means}}
+    output.print_result(as_json, "storage", data)
 
 
 def collect_garbage(
