@@ -22,7 +22,7 @@ from .checkpoint_catalog import CheckpointCatalog
 from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
 from .host_clock import SYSTEM_CLOCK
 from .lease import Lease
-from .manifest import Counters, ForkRecord, Manifest
+from .manifest import Counters, ForkRecord
 from .pins import RootsFile
 from .record_models import BucketRecord, FrozenModel
 from .shared_documents import SharedDocument, change_document, read_document

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from tidegate.checkpoints.driver_reports import read_log_tail
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
