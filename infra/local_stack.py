@@ -163,12 +163,8 @@ class Stack:
         return StackStatus(
             processes={name: "running" if runs else "stopped" for name, runs in alive.items()},
             healthy=healthy,
-            airflow_url=(
-                airflow_processes.build_airflow_url(state.ports["airflow"])
-                if "airflow" in state.ports
-                else None
-            ),
-            minio_endpoint=self.minio_server().endpoint if "minio" in state.ports else None,
+            airflow_url=self.airflow_url if "airflow" in state.ports else None,
+            minio_endpoint=self.minio_endpoint if "minio" in state.ports else None,
             credentials_file=self.credentials_file,
         )
 
