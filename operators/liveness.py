@@ -112,7 +112,8 @@ class Observation:
         live = data["state"] == PipelineState.RUNNING.word_for("event")
         state = PipelineState.RUNNING if live else PipelineState(data["state"])
         # Events of a trigger that was made by an older version say nothing about a standby.
-        return cls(**{**data, "state": state})
+        missing = bool(data.get("standby_missing"))
+        return cls(state, str(data["why"]), int(data["token"]), dict(data["error"]), missing)
 
 
 class ChangeTimer:
