@@ -284,9 +284,7 @@ class RecoverOperator(ReportRestoreOperator):
                     keeper.announce_step("restore", 300.0)
                     # The driver may have sealed more while it drained, so the plan is made again.
                     plan = plan_restore(log, target)
-                    sealed = commit_restore(
-                        log, lease, plan, request_id=request, who=who, why=why
-                    )
+                    sealed = commit_restore(log, lease, plan, request_id=request, who=who, why=why)
             finally:
                 # Also after a failure: the next driver need not wait until the lease expires.
                 lease.release()

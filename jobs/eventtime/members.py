@@ -210,11 +210,7 @@ class Members:
                 name, state, entry, active=active
             )
         # Punctuation alone does not wake the member then.
-        if (
-            status == IDLE
-            and not rows
-            and rules.options.coalesce.on_idle_punctuation == "ignore"
-        ):
+        if status == IDLE and not rows and rules.options.coalesce.on_idle_punctuation == "ignore":
             active = False
         status = self._update_member_status(
             name, rules, status, state, wakes=active or entry.pending
