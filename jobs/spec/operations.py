@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -427,9 +427,8 @@ SinkSpec = Annotated[
 ]
 
 
-# The jars that a pipeline or job needs in addition to those of Spark.
-
-_JARS = read_data_file(__package__, "jars.toml")
+JARS: Final = read_data_file(__package__, "jars.toml")
+"""The jars that a pipeline or job needs in addition to those of Spark."""
 _JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 
 
@@ -440,7 +439,7 @@ def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
     """
     wanted, left_out = _select_kafka_packages(spec)
     if spec.spark.staging == "bucket":
-        wanted, left_out = [*wanted, *_JARS["s3a"]], [*left_out, *_JARS["s3a_excludes"]]
+        wanted, left_out = [*wanted, *JARS["s3a"]], [*left_out, *JARS["s3a_excludes"]]
     if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     jars = build_jar_settings(wanted, left_out)
@@ -466,7 +465,7 @@ def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
     given = {key: str(options.get(key) or "") for key in _JAR_LISTS}
     if any("hadoop-aws" in jars for jars in given.values()):
         return {}
-    ours = build_jar_settings(_JARS["s3a"], _JARS["s3a_excludes"])
+    ours = build_jar_settings(JARS["s3a"], JARS["s3a_excludes"])
     return {key: ",".join(filter(None, (given[key], jars))) for key, jars in ours.items()}
 
 
@@ -485,5 +484,5 @@ def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
     )
     if not (topics or into or landed):
         return [], []
-    avro = _JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
-    return [*_JARS["kafka"], *avro], _JARS["kafka_excludes"]
+    avro = JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
+    return [*JARS["kafka"], *avro], JARS["kafka_excludes"]

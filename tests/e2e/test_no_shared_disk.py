@@ -20,7 +20,7 @@ from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.spark import Cluster, can_hide, standalone
 from tidegate.errors import TransientError
-from tidegate.jobs.spec.operations import S3A
+from tidegate.jobs.spec.operations import JARS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -69,7 +69,9 @@ def minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealMinio
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Two workers that see the driver's scratch folder empty."""
     try:
-        monkeypatch.setenv("TIDEGATE_SPARK_JARS", ",".join(map(str, spark_jars("spark-s3a", S3A))))
+        monkeypatch.setenv(
+            "TIDEGATE_SPARK_JARS", ",".join(map(str, spark_jars("spark-s3a", JARS["s3a"])))
+        )
     except TransientError as error:
         pytest.skip(f"no registry with Hadoop's S3A: {error.message}")
     (tmp_path / "scratch").mkdir()

@@ -31,7 +31,7 @@ from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.processes import list_children
-from tidegate.jobs.spec.operations import S3A
+from tidegate.jobs.spec.operations import JARS
 
 _OUTAGE = 12.0  # seconds, the longest; a lease lasts for 6
 _Share = tuple[type[App], int, int]  # application, its kills and its restores
@@ -76,7 +76,7 @@ def prove_combination(
 
 def list_checkpoint_jars() -> str:
     """The jars with which Spark keeps checkpoints in a bucket, for ``TIDEGATE_SPARK_JARS``."""
-    return ",".join(map(str, spark_jars("spark-s3a", S3A)))
+    return ",".join(map(str, spark_jars("spark-s3a", JARS["s3a"])))
 
 
 def _draw_kinds(dice: random.Random, minio: RealMinio | None) -> Iterator[str]:

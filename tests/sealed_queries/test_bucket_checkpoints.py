@@ -30,7 +30,7 @@ from tidegate.jobs.sealed_queries.job_location import (
     set_bucket_access,
 )
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
-from tidegate.jobs.spec.operations import S3A, add_bucket_jars
+from tidegate.jobs.spec.operations import JARS, add_bucket_jars
 
 _LAUNCHES = "clicks/launches/"
 
@@ -329,7 +329,7 @@ def test_the_jars_of_s3a_join_those_of_the_script(monkeypatch: pytest.MonkeyPatc
     """Once, also if the script asks for its session again; a script that brings them is left alone."""
     monkeypatch.delenv("TIDEGATE_SPARK_JARS", raising=False)
     added = add_bucket_jars({"spark.jars.packages": "a:b:1"})
-    assert added["spark.jars.packages"].startswith(f"a:b:1,{S3A[0]},")
+    assert added["spark.jars.packages"].startswith(f"a:b:1,{JARS['s3a'][0]},")
     assert add_bucket_jars(added) == {}
     monkeypatch.setenv("TIDEGATE_SPARK_JARS", "/jars/hadoop-aws.jar")
     assert add_bucket_jars({"spark.jars": "/jars/a.jar"}) == {

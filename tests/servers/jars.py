@@ -15,10 +15,10 @@ from typing import Final
 
 from tidegate.errors import TransientError
 from tidegate.infra.minio_server import locate_cache_folder
-from tidegate.jobs.spec.operations import AVRO, KAFKA
+from tidegate.jobs.spec.operations import JARS
 
 BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1",)
-CONNECTOR: Final = (*KAFKA, AVRO)
+CONNECTOR: Final = (*JARS["kafka"], *JARS["avro"])
 _NOT_WITH_THEM: Final = (
     "org.apache.spark:*",
     "org.apache.hadoop:*",
