@@ -216,7 +216,7 @@ class Lease:
             OutcomeUnknownError: the store left several writes without an answer.
         """
         wait = wait or LeaseWait()
-        key, observer = BucketLayout(pipeline).lease_key, LeaseObserver(store, pipeline, clock)
+        observer = LeaseObserver(store, pipeline, clock)
         unanswered: set[str] = set()  # nonces of requests without an answer
         while True:
             view = observer.observe()
@@ -235,21 +235,13 @@ class Lease:
                     ttl=LEASE_TTL,
                     holder=holder,
                 )
-                data, sent = record.to_bytes(), clock.monotonic()
-                try:
-                    etag = (
-                        store.compare_and_swap(key, data, view.etag)
-                        if view
-                        else store.create(key, data)
-                    )
-                except (PreconditionFailedError, OutcomeUnknownError) as error:
-                    # Another process was faster, or no answer came.
-                    unanswered.add(record.nonce)
-                    if len(unanswered) > _TRIES:
-                        cause = "no answer several times in a row"
-                        raise OUTCOME_UNKNOWN(uri=store.uri(key), cause=cause) from error
-                else:
-                    return cls(store, record, etag, sent, clock)
+                lease_or_none = _try_acquire(store, record, view, clock)
+                if lease_or_none is not None:
+                    return lease_or_none
+                unanswered.add(record.nonce)
+                if len(unanswered) > _TRIES:
+                    uri = store.uri(BucketLayout(pipeline).lease_key)
+                    raise OUTCOME_UNKNOWN(uri=uri, cause="no answer several times in a row")
             elif wait.stop() or (observer.renewals_seen and not wait.standby):
                 raise LEASE_HELD(pipeline=pipeline, holder=_describe_holder(view))
             else:
@@ -400,6 +392,22 @@ def evict_lease_holder(store: Store, pipeline: str, *, expected_token: int | Non
     raise PRECONDITION_FAILED(
         uri=store.uri(key), expected="a quiet moment", found="a renewal each time"
     )
+
+
+def _try_acquire(
+    store: Store, record: LeaseRecord, view: LeaseView | None, clock: Clock
+) -> Lease | None:
+    """Try once to take the lease; None if another process was faster or no answer came."""
+    data, sent = record.to_bytes(), clock.monotonic()
+    key = BucketLayout(record.pipeline).lease_key
+    try:
+        if view is None:
+            etag = store.create(key, data)
+        else:
+            etag = store.compare_and_swap(key, data, view.etag)
+    except (PreconditionFailedError, OutcomeUnknownError):
+        return None
+    return Lease(store, record, etag, sent, clock)
 
 
 def _describe_holder(view: LeaseView | None) -> str:

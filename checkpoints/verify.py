@@ -162,11 +162,7 @@ def _verify_once(
     # A file may be named more than once, and is read once.
     files = [*{file.key: file for file in manifest.all_files()}.values()]
     unread = [file for file in files if file.key not in known_good]
-    doubtful = unread if checksums else _select_doubtful_files(log.store, unread)
-    checked = map_in_threads(
-        lambda file: _check_file(log.store, file, checksums), doubtful, workers
-    )
-    findings += filter(None, checked)
+    findings += _check_files(log.store, unread, checksums, workers)
     # Shared by a scrub: the next checkpoints name most of the same files.
     known_good |= {file.key for file in unread} - {finding.key for finding in findings}
     # Rows of files that are damaged or missing cannot be counted.
@@ -301,6 +297,14 @@ def _read_record_and_successor(
         return _make_finding(key, ObjectProblem.UNKNOWN, _describe_error(error))
     except PoisonError as error:
         return _make_finding(key, problem, whose + error.message)
+
+
+def _check_files(
+    store: Store, files: list[FileRef], checksums: bool, workers: int
+) -> list[VerificationFinding]:
+    doubtful = files if checksums else _select_doubtful_files(store, files)
+    findings = map_in_threads(lambda file: _check_file(store, file, checksums), doubtful, workers)
+    return [found for found in findings if found]
 
 
 def _describe_error(error: Exception) -> str:

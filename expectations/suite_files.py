@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
-from tidegate.jobs.spec.operations import QualityLimits, Severity
+from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
@@ -144,24 +144,10 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
     loaded = [suite for _, suite in sorted(suites.items())]
     _refuse_unknown_ids(spec, loaded)
     had = _list_parts(spec)
-    selected = []
-    for suite in loaded:
-        owner = suite.owner or quality.owner or spec.supervision.owner
-        wanted = [
-            c.model_copy(
-                update={
-                    "severity": quality.severity.get(c.id, c.severity),
-                    "owner": c.owner or owner,
-                }
-            )
-            for c in suite.checks
-            if c.needs is None or c.needs in had
-        ]
-        kept = tuple(c for c in wanted if c.severity != "off")
-        # An empty suite would appear in the Data Docs as one that passed.
-        if kept and (suite.needs is None or suite.needs in had):
-            selected.append(suite.model_copy(update={"checks": kept}))
-    return selected
+    needed = [suite for suite in loaded if suite.needs is None or suite.needs in had]
+    owner = quality.owner or spec.supervision.owner
+    selected = (_select_checks(suite, quality, had, owner) for suite in needed)
+    return [suite for suite in selected if suite is not None]
 
 
 def _list_parts(spec: PipelineSpec | JobSpec) -> set[Need]:
@@ -242,3 +228,25 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
                 says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
                 mistakes.append((("checks", place, "kwargs", key), says))
     return mistakes
+
+
+def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need], owner: str) -> Suite | None:
+    """The suite with the pipeline's severities and owners, without what is off.
+
+    None when nothing is left.
+
+    Checks of what the pipeline does not have are left out as well.
+    """
+    wanted = [
+        c.model_copy(
+            update={
+                "severity": quality.severity.get(c.id, c.severity),
+                "owner": c.owner or suite.owner or owner,
+            }
+        )
+        for c in suite.checks
+        if c.needs is None or c.needs in had
+    ]
+    # An empty suite would appear in the Data Docs as one that passed.
+    kept = tuple(c for c in wanted if c.severity != "off")
+    return suite.model_copy(update={"checks": kept}) if kept else None

@@ -233,21 +233,7 @@ def feed_flights(
             )
         due = began + (item.hour - (first or item.hour)) / timedelta(hours=1) * pace
         sleep(max(0.0, due - clock()))
-        # Made once, so that all tries send the same bytes.
-        buffer = io.BytesIO()
-        pq.write_table(item.table, buffer)
-        for attempt in range(_TRIES):
-            try:
-                store.create(item.key, buffer.getvalue())
-                break
-            # Our own, of an attempt whose answer was lost, or another feed's: the same rows.
-            except PreconditionFailedError:
-                break
-            except (OutcomeUnknownError, StoreUnavailableError) as error:
-                if attempt == _TRIES - 1:
-                    raise
-                progress(f"waiting for the store: {error.message}")
-                sleep(_WAIT)
+        _send_object(store, item, progress, sleep)
     progress(f"everything is fed: {len(missing) + len(there)} objects")
     return len(missing)
 
@@ -272,6 +258,26 @@ def main(
             feed_flights(flights, open_store(store), pace=pace, progress=typer.echo)
         else:
             typer.echo(_format_feed_counts(flights.counts()))
+
+
+def _send_object(
+    store: Store, item: HourObject, progress: Progress, sleep: Callable[[float], None]
+) -> None:
+    # Made once, so that all tries send the same bytes.
+    buffer = io.BytesIO()
+    pq.write_table(item.table, buffer)
+    for attempt in range(_TRIES):
+        try:
+            store.create(item.key, buffer.getvalue())
+            return
+        # Our own, of an attempt whose answer was lost, or another feed's: the same rows.
+        except PreconditionFailedError:
+            return
+        except (OutcomeUnknownError, StoreUnavailableError) as error:
+            if attempt == _TRIES - 1:
+                raise
+            progress(f"waiting for the store: {error.message}")
+            sleep(_WAIT)
 
 
 def _format_feed_counts(counts: FeedCounts) -> str:

@@ -76,10 +76,8 @@ class SealTrigger(PipelineTrigger, BaseEventTrigger):
                 for event in events:
                     reported = True
                     yield TriggerEvent(event)  # type: ignore[no-untyped-call]  # Airflow's
-                # Saved after the triggerer took the events: a kill must not lose them. Also without
-                # events, where a restarted triggerer would have to read many epochs again.
-                distance = abs(position["slot"] - saved["slot"]) if saved else _MAX_SLOTS_PER_LOOK
-                if events or distance >= _MAX_SLOTS_PER_LOOK:
+                # Saved after the triggerer took the events: a kill must not lose them.
+                if events or _has_moved_far(saved, position):
                     await asyncio.to_thread(self._save_last_position, position)
                     saved = position
             await asyncio.sleep(self.every if reported else _SEAL_POLL_SECONDS)
@@ -165,6 +163,11 @@ def _read_new_manifests(
     except TidegateError:
         return []  # the position stays, so that the next look reads the same epochs
     return [record for record in records if isinstance(record, Manifest)]
+
+
+def _has_moved_far(saved: JsonObject | None, position: JsonObject) -> bool:
+    """Whether a restarted triggerer would have to read many epochs again."""
+    return saved is None or abs(position["slot"] - saved["slot"]) >= _MAX_SLOTS_PER_LOOK
 
 
 # Closed windows as asset partitions: a user's DAG runs once per period that the stream has closed.

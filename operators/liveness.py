@@ -16,7 +16,7 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-from tidegate.checkpoints.driver_reports import read_log_tail
+from tidegate.checkpoints.driver_reports import DriverStatus, read_log_tail
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.lease import LeaseObserver, LeaseView
 from tidegate.checkpoints.pipeline_overview import (
@@ -148,13 +148,7 @@ def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
     if report is not None and report.token >= seen.floor:
         state = parse_reported_state(report.body)
         if state in FINAL_STATES:
-            error = dict(report.body.get("error") or {})
-            why = {
-                PipelineState.FINISHED: "the driver says that all sources are done",
-                PipelineState.STOPPED: "the driver says that it was asked to stop",
-                PipelineState.FAILED: f"the driver failed: {error.get('message', 'no message')}",
-            }[state]
-            return Observation(state, why, token, error)
+            return _conclude_from_report(state, report, token)
     if seen.log_error is not None:
         why = f"the driver failed before it had the lease: {seen.log_error.get('message')}"
         return Observation(PipelineState.FAILED, why, token, dict(seen.log_error))
@@ -201,6 +195,16 @@ def _judge_starting(seen: LivenessSample, limits: LivenessLimits, token: int) ->
         state = PipelineState.RUNNING
         why = f"the driver is starting ({seen.launched_for:.0f} s)"
     return Observation(state, why, token)
+
+
+def _conclude_from_report(state: PipelineState, report: DriverStatus, token: int) -> Observation:
+    error = dict(report.body.get("error") or {})
+    why = {
+        PipelineState.FINISHED: "the driver says that all sources are done",
+        PipelineState.STOPPED: "the driver says that it was asked to stop",
+        PipelineState.FAILED: f"the driver failed: {error.get('message', 'no message')}",
+    }
+    return Observation(state, why[state], token, error)
 
 
 def _conclude_from_exit_code(code: int, token: int) -> Observation:

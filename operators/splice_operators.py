@@ -336,20 +336,9 @@ class ApproveSpliceOperator(AskOperator):
         request, report = self._read_report(context)
         if event["chosen_options"] == [self.PART]:
             self._split_request(request.id, event["params_input"], person.name)
-            return
-        if report is None:
-            return
-        who, now = person.name, SYSTEM_CLOCK.wall_ticks()
-        about = (self.open_store(), self.pipeline, request.id)
-        if event["chosen_options"] != [self.APPROVE]:
-            reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
-        # Who made the request or started the run may not approve it; `airflow` is a schedule.
-        elif {who, person.id} & {request.who, report["who"]} - {"airflow"}:
-            because = f"{who} has asked for it"
-            note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
-        elif request.state in OPEN_STATES:
-            facts = {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
-            note_splice_event(*about, "approved", who=who, at=now, state="approved", **facts)
+        elif report is not None:
+            approved = event["chosen_options"] == [self.APPROVE]
+            self._record_decision(request, report, person, approved=approved)
 
     def _read_report(self, context: Any) -> tuple[SpliceRequest, JsonObject | None]:
         request = context["ti"].xcom_pull(task_ids=REPORT)["request"]
@@ -371,6 +360,21 @@ class ApproveSpliceOperator(AskOperator):
         made = run_tidegate(access, self.pipeline, "splice", "part", self.spec, request, *options)
         parts = "{request} ({rows} rows) and {rest} ({rest_rows} rows)".format_map(made)
         self.log.info("%s is %s now: start %s again with one of them", request, parts, self.dag_id)
+
+    def _record_decision(
+        self, request: SpliceRequest, report: JsonObject, person: Responder, *, approved: bool
+    ) -> None:
+        who, now = person.name, SYSTEM_CLOCK.wall_ticks()
+        about = (self.open_store(), self.pipeline, request.id)
+        if not approved:
+            reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
+        # Who made the request or started the run may not approve it; `airflow` is a schedule.
+        elif {person.name, person.id} & {request.who, report["who"]} - {"airflow"}:
+            because = f"{who} has asked for it"
+            note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
+        elif request.state in OPEN_STATES:
+            facts = {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
+            note_splice_event(*about, "approved", who=who, at=now, state="approved", **facts)
 
 
 class MergeSpliceOperator(PipelineOperator):

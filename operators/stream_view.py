@@ -209,10 +209,7 @@ class StreamView:
             rest = (
                 row
                 for row in map(make_annotator(roots, self._read_lineage(head)[0]), source)
-                if (
-                    before is None
-                    or ((row.timeline, row.slot) < before if abandoned else row.slot < before[1])
-                )
+                if (before is None or _is_past_cursor(row, before, abandoned))
                 and (until is None or row.created_at <= until * 1000)
                 and (row.is_restorable or not restorable)
             )
@@ -514,6 +511,10 @@ class StreamView:
                     break
                 if row.kind == "epoch":
                     yield row
+
+
+def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> bool:
+    return (row.timeline, row.slot) < before if abandoned else row.slot < before[1]
 
 
 def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:

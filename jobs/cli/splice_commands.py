@@ -30,7 +30,9 @@ from .arguments import (
 from .errors import BAD_CORRECTIONS
 
 if TYPE_CHECKING:
+    from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.checkpoints.splice_requests import SpliceRequest
+    from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.splice.impact import Impact
     from tidegate.jobs.splice.request_creation import LateFilter, RequestOptions, RowRepair
 
@@ -231,7 +233,6 @@ def merge_request(
     repeated call only reports the merge.
     """
     from tidegate.checkpoints.pipeline_identity import ensure_identity
-    from tidegate.checkpoints.splice_requests import read_splice_request
     from tidegate.jobs.sinks.iceberg_sink import IcebergSink
     from tidegate.jobs.splice import merge
     from tidegate.jobs.splice.merge import MergeDecision
@@ -240,14 +241,7 @@ def merge_request(
     # Without a digest the effect is confirmed now; a repeated call after a crash must not ask
     # again.
     if digest is None and merge.find_merge_checkpoint(log, request_id) is None:
-        request = read_splice_request(log.store, spec.name, request_id)
-        _, impact = merge.estimate_impact(spec, log, request)
-        digest = impact.digest
-        if not yes:
-            # With --json to standard error: standard output has the envelope alone.
-            with redirect_stdout(sys.stderr) if as_json else nullcontext():
-                _print_impact(request, impact)
-            typer.confirm("Merge?", abort=True, err=as_json)
+        digest = _confirm_impact(spec, log, request_id, ask=not yes, as_json=as_json)
     # A request that is merged already has no effect to confirm: the call then only reports it.
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
@@ -266,6 +260,25 @@ def merge_request(
         "impact": outcome.impact.model_dump(mode="json") if outcome.impact else None,
     }
     output.print_result(as_json, "merge", data)
+
+
+def _confirm_impact(
+    spec: PipelineSpec, log: SlotLog, request_id: str, *, ask: bool, as_json: bool
+) -> str:
+    """Show the effect of a merge, ask for a confirmation, and return the effect's digest.
+
+    With `as_json` all of it goes to standard error: standard output has the envelope alone.
+    """
+    from tidegate.checkpoints.splice_requests import read_splice_request
+    from tidegate.jobs.splice.merge import estimate_impact
+
+    request = read_splice_request(log.store, spec.name, request_id)
+    _, impact = estimate_impact(spec, log, request)
+    if ask:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            _print_impact(request, impact)
+        typer.confirm("Merge?", abort=True, err=as_json)
+    return impact.digest
 
 
 @app.command("reject")

@@ -12,7 +12,6 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -32,7 +31,9 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from tidegate.checkpoints.store import Store
     from tidegate.jobs.sources.schema_inference import ColumnSample
+    from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
     from tidegate.json_types import JsonObject
 
 _FORMATS = {
@@ -173,26 +174,14 @@ def put_files(
     spec = arguments.find_or_read_spec(pipeline, store)
     copied: dict[str, list[str]] = {}
     lines: list[str] = []
-    with_path = [name for name, one in spec.sources.items() if one.path]
     for folder, names in _group_by_folder(files).items():
-        chosen = source or (with_path[0] if len(with_path) == 1 else folder.rpartition("/")[2])
-        if chosen not in with_path:
-            raise WHICH_SOURCE(file=folder, pipeline=spec.name, sources=", ".join(with_path))
+        chosen = _choose_source(spec, source, folder)
         own = spec.sources[chosen]
         home, prefix = locate_source(chosen, own, place)
         by_key = own.table is None and own.discovery.order == "keys"
         before = home.list_objects(prefix) if by_key else iter(())
         newest = max((one.key for one in before if not one.key.endswith("/_DONE")), default="")
-        fresh = []
-        for name in names:
-            file, key = Path(folder) / name, prefix + name
-            found = home.stat(key)
-            if found is None:
-                fresh.append(home.upload(file, key).key)
-            # Only files of one size are read: a checksum of the store's own depends on the store.
-            elif found.size != file.stat().st_size or home.get(key).data != file.read_bytes():
-                advice = "give the new file a name of its own"
-                raise FILE_EXISTS(file=home.uri(key), advice=advice)
+        fresh = [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
         copied.setdefault(chosen, []).extend(fresh)
         there = f"; {len(names) - len(fresh):,} were there already" * (len(fresh) < len(names))
         lines.append(f"copied {len(fresh):,} files to {chosen}{there}")
@@ -221,10 +210,8 @@ def read_dead_letters_again(
     Objects are taken as they are now, so repair them first; lines need a spec that reads them. Each
     is read again once. Rows that are late by then are in the late table: see `tidegate splice`.
     """
-    from tidegate.checkpoints.store import NotFoundError
     from tidegate.jobs.sinks.published_tables import read_table
     from tidegate.jobs.sources.input_view import locate_source
-    from tidegate.jobs.sources.object_decoding import decompress_object
     from tidegate.jobs.spec.pipeline import DEAD_LETTERS
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
@@ -239,15 +226,7 @@ def read_dead_letters_again(
     for (name, key), entries in dead.items():
         home, prefix = locate_source(name, spec.sources[name], log.store)
         own = key if prefix else key.removeprefix(f"@{name}/")
-        # The object as it is now, or only its dead lines; None if it is gone.
-        data = None
-        with suppress(NotFoundError):
-            data = home.get(own).data
-        broken = [line.encode() for _, line in sorted(entries) if line]
-        if data is not None and broken:
-            if spec.sources[name].format == "csv" and spec.sources[name].parse.header:
-                broken.insert(0, decompress_object(own, data).partition(b"\n")[0])
-            data = b"\n".join([*broken, b""])
+        data = _read_dead_text(home, own, sorted(entries), spec.sources[name])
         seed = f"{own} {min(entries)[0]}".encode() if entries[0][1] else data
         mark = f"-{hashlib.sha256(seed or b'').hexdigest()[:12]}-"
         names = [one.key for one in home.list_objects(prefix)]
@@ -266,6 +245,43 @@ def read_dead_letters_again(
             home.create(target, data)
     lines = [f"{what.replace('_', ' ')}: {one}" for what, keys in copies.items() for one in keys]
     output.print_result(as_json, "reread", copies, "\n".join(lines) or "no dead letter can be read")
+
+
+def _read_dead_text(
+    home: Store, key: str, entries: list[tuple[int, str | None]], source: SourceSpec
+) -> bytes | None:
+    """Return an object as it is now, or only its dead lines; None if it is gone."""
+    from tidegate.checkpoints.store import NotFoundError
+    from tidegate.jobs.sources.object_decoding import decompress_object
+
+    try:
+        data = home.get(key).data
+    except NotFoundError:
+        return None
+    lines = [line.encode() for _, line in entries if line]
+    if not lines:
+        return data
+    if source.format == "csv" and source.parse.header:
+        lines.insert(0, decompress_object(key, data).partition(b"\n")[0])
+    return b"\n".join([*lines, b""])
+
+
+def _copy_file(store: Store, file: Path, key: str) -> str | None:
+    there = store.stat(key)
+    if there is None:
+        return store.upload(file, key).key
+    # Only files of one size are read: a checksum of the store's own depends on the store.
+    if there.size != file.stat().st_size or store.get(key).data != file.read_bytes():
+        raise FILE_EXISTS(file=store.uri(key), advice="give the new file a name of its own")
+    return None
+
+
+def _choose_source(spec: PipelineSpec, given: str | None, folder: str) -> str:
+    names = [name for name, one in spec.sources.items() if one.path]
+    wanted = given or (names[0] if len(names) == 1 else folder.rpartition("/")[2])
+    if wanted not in names:
+        raise WHICH_SOURCE(file=folder, pipeline=spec.name, sources=", ".join(names))
+    return wanted
 
 
 def _find_format(name: str) -> str | None:

@@ -432,17 +432,7 @@ def run_landing_query(
     while True:
         batch_before, landing.failure = landing.newest_committed_batch(), None
         query = start()
-        # Write the status now and then until the query ends, is stopped, or has been idle.
-        quiet, landed, since_status = 0.0, -1, _STATUS_INTERVAL
-        while not stop.wait(_POLL_INTERVAL) and query.isActive:
-            if until_idle is not None and quiet >= until_idle:
-                break
-            quiet = quiet + _POLL_INTERVAL if landed == landing.landed else 0.0
-            landed = landing.landed
-            since_status += _POLL_INTERVAL
-            if since_status >= _STATUS_INTERVAL:
-                landing.report_status("running")
-                since_status = 0.0
+        _watch_query(query, landing, stop, until_idle)
         failure: Exception | None = query.exception()
         query.stop()
         if failure is None:
@@ -455,6 +445,22 @@ def run_landing_query(
         if landing.metrics is not None:
             landing.metrics.record_restart()
         _log.warning("landing_again", source=landing.name, why=error.message)
+
+
+def _watch_query(
+    query: StreamingQuery, landing: LandingLog, stop: Event, until_idle: float | None
+) -> None:
+    """Write the status now and then until the query ends, is stopped, or has been idle."""
+    quiet, landed, since_status = 0.0, -1, _STATUS_INTERVAL
+    while not stop.wait(_POLL_INTERVAL) and query.isActive:
+        if until_idle is not None and quiet >= until_idle:
+            return
+        quiet = quiet + _POLL_INTERVAL if landed == landing.landed else 0.0
+        landed = landing.landed
+        since_status += _POLL_INTERVAL
+        if since_status >= _STATUS_INTERVAL:
+            landing.report_status("running")
+            since_status = 0.0
 
 
 def classify_query_failure(landing: LandingLog, error: Exception) -> TidegateError:

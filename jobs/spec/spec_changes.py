@@ -72,6 +72,7 @@ def compare_specs(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> list
         *_compare_columns(old, new, live),
         *_compare_windows(old, new, live),
         *_compare_rest(old, new, live),
+        *_compare_orders(old, new),
     ]
     # What stops a restart comes first; the list may be long.
     order = [*reversed(ChangeEffect)]
@@ -221,8 +222,15 @@ def _name_change(before: object, after: object, change: str) -> str:
     return "added" if before is None else "removed" if after is None else change
 
 
+def _compare_orders(old: PipelineSpec, new: PipelineSpec) -> Iterator[SpecChange]:
+    for path, names in old.orders.items():
+        after = new.orders.get(path, [])
+        if [n for n in names if n in after] != [n for n in after if n in names]:
+            yield _make_kept_change(f"{path} in another order")
+
+
 def _compare_rest(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iterator[SpecChange]:
-    """What has no rule of its own, the rules of the order buffer, and the order of names."""
+    """What has no rule of its own, and the rules of the order buffer."""
     # `name` cannot differ: both specs were found under it.
     beside = {*NON_DATA_SECTIONS, "name", "sources", "windows"}
     left, right = (spec.model_dump(mode="json", exclude=beside) for spec in (old, new))
@@ -233,10 +241,6 @@ def _compare_rest(old: PipelineSpec, new: PipelineSpec, live: LiveState) -> Iter
             )
         else:
             yield _make_kept_change(path)
-    for path, names in old.orders.items():
-        after = new.orders.get(path, [])
-        if [n for n in names if n in after] != [n for n in after if n in names]:
-            yield _make_kept_change(f"{path} in another order")
 
 
 def _list_differing_paths(left: JsonView, right: JsonView, prefix: str = "") -> Iterator[str]:
