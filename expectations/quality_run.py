@@ -185,27 +185,10 @@ def gather_evidence(
     sealed = log.head()
     checkpoints = read(CHECKPOINTS)
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
-    find_manifest = partial(_find_epoch_manifest, log, sealed)
-    head = find_manifest(epoch)
+    head = _find_epoch_manifest(log, sealed, epoch)
     events_since = max(0, epoch - spec.quality.release_epochs)
     now = clock.wall_ticks()
-    # The epoch after which epochs are recent, with its manifest.
-    if spec.quality.recent_time is None:
-        recent_since = max(0, epoch - spec.quality.recent)
-    else:
-        sealed_at = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        old = checkpoints.filter(pc.less_equal(sealed_at, now - spec.quality.recent_time))
-        recent_since = pc.max(old["_epoch"]).as_py() or 0
-    past = None
-    if recent_since:
-        # If that epoch was retired, the oldest manifest that is left begins the recent epochs.
-        # Retirement goes from old to new, so that a bisection finds its end.
-        older = range(recent_since, epoch)
-        recent_since += bisect_left(older, True, key=lambda slot: find_manifest(slot) is not None)
-        past = find_manifest(recent_since)
-    lease = read_lease(store, spec.name)
-    driven = lease is not None and lease.holder is not None
-    running = driven or read_desired_state(store, spec.name).state is DesiredState.RUN
+    recent_since, past = _find_recent_start(log, sealed, checkpoints, spec, now)
     first = max(recent_since, epoch - _MANIFESTS_READ) + 1
     recent = log.epochs_between(sealed.timeline, first, epoch)
 
@@ -232,10 +215,32 @@ def gather_evidence(
         },
         sealed=sealed.slot,
         now=now,
-        # A stream with nothing to read seals nothing, however healthy it is.
-        wanted=running and head is not None and any(at.get("pending") for at in head.cut.values()),
+        wanted=_is_checkpoint_due(store, spec.name, head),
         verified=str(verify_checkpoint(log, head.id, checksums=False).verdict) if head else "none",
     )
+
+
+def _find_recent_start(
+    log: SlotLog, head: LogHead, checkpoints: pa.Table, spec: PipelineSpec, now: int
+) -> tuple[int, Manifest | None]:
+    """The epoch after which epochs are recent, with its manifest.
+
+    If that epoch was retired, the oldest manifest that is left begins the recent epochs.
+    """
+    newest = pc.max(checkpoints["_epoch"]).as_py() or 0
+    if spec.quality.recent_time is None:
+        first = max(0, newest - spec.quality.recent)
+    else:
+        sealed_at = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        old = checkpoints.filter(pc.less_equal(sealed_at, now - spec.quality.recent_time))
+        first = pc.max(old["_epoch"]).as_py() or 0
+    if first == 0:
+        return 0, None
+    # Retirement goes from old to new, so that a bisection finds its end.
+    find_manifest = partial(_find_epoch_manifest, log, head)
+    older = range(first, newest)
+    first += bisect_left(older, True, key=lambda epoch: find_manifest(epoch) is not None)
+    return first, find_manifest(first)
 
 
 def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | None:
@@ -247,6 +252,19 @@ def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | 
         return head.record
     filled = next(log.epochs_between(head.timeline, epoch, epoch), None) if epoch > 0 else None
     return filled.record if filled is not None and isinstance(filled.record, Manifest) else None
+
+
+def _is_checkpoint_due(store: Store, pipeline: str, head: Manifest | None) -> bool:
+    """It should run or is driven, and rows were waiting when the newest checkpoint was sealed.
+
+    The next one is due.
+
+    A stream with nothing to read seals nothing, however healthy it is.
+    """
+    lease = read_lease(store, pipeline)
+    driven = lease is not None and lease.holder is not None
+    running = driven or read_desired_state(store, pipeline).state is DesiredState.RUN
+    return running and head is not None and any(part.get("pending") for part in head.cut.values())
 
 
 # Data Docs: Great Expectations' pages without CDNs, and an index.
@@ -268,23 +286,8 @@ def publish_data_docs(store: Store, result: JsonView, run: RunResult) -> str:
     key = f"{quality}results/{result['id']}.json"
     data = canonical_bytes(dict(result))
     store.put(key, data)
-    # After the result: history and index name only runs whose pages are there. Of two runs at once
-    # one may be missing there. The history is a cache, so a damaged one starts again without runs.
-    before = read_json_object(store, f"{quality}history.json").get("runs", ())
-    entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
-    critical = [c for c in run.failed_checks if c.severity == "critical" and c.epochs]
-    entry |= {
-        "failed": [check["id"] for check in result["failed"]],
-        "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
-        "values": {c.id: c.value for c in run.checks if c.value is not None},
-    }
-    runs = [entry, *before]
-    for old in runs[_RUNS_KEPT:]:
-        for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
-            store.delete(page.key)
-        store.delete(f"{quality}results/{old['id']}.json")
-    runs = runs[:_RUNS_KEPT]
-    store.put(f"{quality}history.json", canonical_bytes({"format_version": 1, "runs": runs}))
+    # After the result: history and index name only runs whose pages are there.
+    runs = _add_run_to_history(store, quality, result, run)
     title = f"Quality of {result['pipeline']}"
     index = _render_template("index.html", title=title, pipeline=result["pipeline"], runs=runs)
     store.put(f"{quality}docs/index.html", index.encode())
@@ -307,18 +310,22 @@ def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
     pages = {"index": _render_template("run.html", title=title, **facts)}
     for name, validation in run.validations.items():
         validation.meta["run_id"] = {"run_name": result["pipeline"], "run_time": result["at"]}
-        # Without what needs the network, scripts, or GX's own site around it.
-        page = view.render(renderer.render(validation))
-        body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
-        for noise in _NOISE:
-            body = re.sub(noise, "", body, flags=re.DOTALL)
-        body = _SUITE_LINK.sub(r"\1", body)
-        trail = f'<p class="trail"><a href="index.html">quality run of {result["at"]}</a></p>'
-        title = f"{result['pipeline']}: {name}"
-        pages[name] = _render_template("page.html", title=title).replace(
-            "<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}"
+        pages[name] = _clean_gx_page(
+            view.render(renderer.render(validation)), f"{result['pipeline']}: {name}", result["at"]
         )
     return pages
+
+
+def _clean_gx_page(page: str, title: str, at: str) -> str:
+    """GX's page without what needs the network, scripts, or GX's own site around it."""
+    body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
+    for noise in _NOISE:
+        body = re.sub(noise, "", body, flags=re.DOTALL)
+    body = _SUITE_LINK.sub(r"\1", body)
+    trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
+    return _render_template("page.html", title=title).replace(
+        "<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}"
+    )
 
 
 def _select_shown_rows(frame: pd.DataFrame) -> JsonObject:
@@ -331,6 +338,34 @@ def _format_frame_cell(value: Any) -> str:
     if isinstance(value, float):
         return "–" if math.isnan(value) else format_number(value)
     return str(value)
+
+
+def _add_run_to_history(
+    store: Store, quality: str, result: JsonView, run: RunResult
+) -> list[JsonObject]:
+    """Add the run to the history and drop the pages of what falls out of it.
+
+    Of two runs at once one may be missing there.
+    """
+    key = f"{quality}history.json"
+    # The history is a cache, so a damaged one starts again without runs.
+    before = read_json_object(store, key).get("runs", ())
+    entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
+    failed = result["failed"]
+    critical = [c for c in run.failed_checks if c.severity == "critical" and c.epochs]
+    entry |= {
+        "failed": [check["id"] for check in failed],
+        "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
+        "values": {c.id: c.value for c in run.checks if c.value is not None},
+    }
+    runs = [entry, *before]
+    for old in runs[_RUNS_KEPT:]:
+        for page in list(store.list_objects(f"{quality}docs/{old['id']}/")):
+            store.delete(page.key)
+        store.delete(f"{quality}results/{old['id']}.json")
+    runs = runs[:_RUNS_KEPT]
+    store.put(key, canonical_bytes({"format_version": 1, "runs": runs}))
+    return runs
 
 
 def _render_template(template: str, **values: Any) -> str:
