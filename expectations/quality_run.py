@@ -189,8 +189,6 @@ def gather_evidence(
     events_since = max(0, epoch - spec.quality.release_epochs)
     now = clock.wall_ticks()
     recent_since, past = _find_recent_start(log, sealed, checkpoints, spec, now)
-    first = max(recent_since, epoch - _MANIFESTS_READ) + 1
-    recent = log.epochs_between(sealed.timeline, first, epoch)
 
     def read_cut(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
         table = read(name, since=since, whole=whole)
@@ -207,7 +205,7 @@ def gather_evidence(
         head=head,
         recent_since=recent_since,
         past=past,
-        manifests=[slot.record for slot in recent if isinstance(slot.record, Manifest)],
+        manifests=_read_recent_manifests(log, sealed, recent_since, epoch),
         rejections=read_cut(REJECTIONS) if spec.streams else None,
         tables={
             name: read_cut(name, since=recent_since, whole=True)
@@ -241,6 +239,14 @@ def _find_recent_start(
     older = range(first, newest)
     first += bisect_left(older, True, key=lambda epoch: find_manifest(epoch) is not None)
     return first, find_manifest(first)
+
+
+def _read_recent_manifests(
+    log: SlotLog, head: LogHead, since: int, epoch: int
+) -> tuple[Manifest, ...]:
+    first = max(since, epoch - _MANIFESTS_READ) + 1
+    slots = log.epochs_between(head.timeline, first, epoch)
+    return tuple(slot.record for slot in slots if isinstance(slot.record, Manifest))
 
 
 def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | None:
@@ -304,10 +310,7 @@ def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
     # Untyped; one for all pages, since it compiles its templates each time.
     view: Any = DefaultJinjaPageView()
     renderer = ValidationResultsPageRenderer(run_info_at_end=True)
-    title = f"Quality of {result['pipeline']}: {result['verdict']}"
-    frames = {name: _select_shown_rows(frame) for name, frame in run.frames.items()}
-    facts = {"result": result, "titles": run.titles, "frames": frames}
-    pages = {"index": _render_template("run.html", title=title, **facts)}
+    pages = {"index": _render_run_index(result, run)}
     for name, validation in run.validations.items():
         validation.meta["run_id"] = {"run_name": result["pipeline"], "run_time": result["at"]}
         pages[name] = _clean_gx_page(
@@ -325,6 +328,14 @@ def _clean_gx_page(page: str, title: str, at: str) -> str:
     trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
     return _render_template("page.html", title=title).replace(
         "<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}"
+    )
+
+
+def _render_run_index(result: JsonView, run: RunResult) -> str:
+    title = f"Quality of {result['pipeline']}: {result['verdict']}"
+    frames = {name: _select_shown_rows(frame) for name, frame in run.frames.items()}
+    return _render_template(
+        "run.html", title=title, result=result, titles=run.titles, frames=frames
     )
 
 
