@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import arguments, output
 from .arguments import JsonOption, SpecArgument, StoreOption
 from .errors import NO_EPOCH, SLOT_IS_MERGE
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.manifest import Manifest
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.checkpoints.store import Store
+    from tidegate.jobs.engine.replay import ReplayResult
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+    from tidegate.json_types import JsonObject
 
 
 def check_exactness(
@@ -57,44 +65,14 @@ def replay_sealed_epoch(
     Uses the spec that sealed the epoch and its recorded cut, decides again, and seals nothing. Exit
     code 1 if the decision or a table comes out differently.
     """
-    from tidegate.checkpoints.local_store import LocalStore
-    from tidegate.checkpoints.open_store import ScratchStore
-    from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.jobs.engine.epoch_engine import EpochPorts
     from tidegate.jobs.engine.recorded_epochs import find_own_spec
-    from tidegate.jobs.engine.replay import replay_epoch
-    from tidegate.jobs.sinks.output_tables import DriverTables
-    from tidegate.jobs.sources.input_view import InputView
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
     slot = None if epoch is None else arguments.resolve_slot(log, epoch)
-    head = log.head()
-    chosen = slot or head.slot
-    # The slot before is read with it, because the epoch began with that state.
-    slots = list(log.epochs_between(head.timeline, max(1, chosen - 1), chosen))
-    if not slots or slots[-1].record.slot != chosen:
-        raise NO_EPOCH(pipeline=log.pipeline, epoch=slot, newest=head.slot)
-    sealed, parent = slots[-1].epoch, slots[0].epoch if len(slots) == 2 else None
-    # A merge has no cut, so there is nothing to run again.
-    if sealed.is_merge:
-        raise SLOT_IS_MERGE(pipeline=log.pipeline, slot=sealed.slot)
+    sealed, parent = _read_epoch_and_parent(log, slot)
     # The spec may have changed since; the epoch can only be repeated by its own.
     spec = find_own_spec(spec, sealed, log.store)
-    # Seconds of imports, which the errors above need not wait for.
-    from tidegate.jobs.driver.pipeline_run import make_dispatcher
-    from tidegate.jobs.spark.mover import SparkMover
-
-    with TemporaryDirectory(prefix="tidegate-replay-") as folder:
-        scratch = LocalStore(Path(folder) / "store")
-        # Reads come from the real store, writes stay in the temporary one.
-        overlay = ScratchStore(InputView(log.store, spec, Path(folder)), scratch)
-        mover = SparkMover(overlay, spec, Path(folder) / "work")
-        try:
-            dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
-            ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
-            result = replay_epoch(spec, sealed, parent, ports, overlay, scratch)
-        finally:
-            mover.close()
+    result = _replay_in_scratch_store(spec, sealed, parent, log.store)
     data = {
         "checkpoint": result.checkpoint,
         "equal": result.is_equal,
@@ -103,6 +81,51 @@ def replay_sealed_epoch(
     }
     output.print_result(as_json, "replay", data)
     raise typer.Exit(0 if result.is_equal else 1)
+
+
+def _read_epoch_and_parent(log: SlotLog, epoch: int | None) -> tuple[Manifest, Manifest | None]:
+    """Return the manifest of a slot (default: the newest) and of the slot before, if there is one.
+
+    Raises:
+        ConfigurationError: the slot has no epoch, or a merge filled it.
+    """
+    head = log.head()
+    slot = epoch or head.slot
+    # The slot before is read with it, because the epoch began with that state.
+    slots = list(log.epochs_between(head.timeline, max(1, slot - 1), slot))
+    if not slots or slots[-1].record.slot != slot:
+        raise NO_EPOCH(pipeline=log.pipeline, epoch=epoch, newest=head.slot)
+    sealed = slots[-1].epoch
+    # A merge has no cut, so there is nothing to run again.
+    if sealed.is_merge:
+        raise SLOT_IS_MERGE(pipeline=log.pipeline, slot=sealed.slot)
+    return sealed, slots[0].epoch if len(slots) == 2 else None
+
+
+def _replay_in_scratch_store(
+    spec: PipelineSpec, epoch: Manifest, parent: Manifest | None, sealed: Store
+) -> ReplayResult:
+    from tidegate.checkpoints.local_store import LocalStore
+    from tidegate.checkpoints.open_store import ScratchStore
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.jobs.driver.pipeline_run import make_dispatcher
+    from tidegate.jobs.engine.epoch_engine import EpochPorts
+    from tidegate.jobs.engine.replay import replay_epoch
+    from tidegate.jobs.sinks.output_tables import DriverTables
+    from tidegate.jobs.sources.input_view import InputView
+    from tidegate.jobs.spark.mover import SparkMover
+
+    with TemporaryDirectory(prefix="tidegate-replay-") as folder:
+        scratch = LocalStore(Path(folder) / "store")
+        # Reads come from the real store, writes stay in the temporary one.
+        overlay = ScratchStore(InputView(sealed, spec, Path(folder)), scratch)
+        mover = SparkMover(overlay, spec, Path(folder) / "work")
+        try:
+            dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
+            ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
+            return replay_epoch(spec, epoch, parent, ports, overlay, scratch)
+        finally:
+            mover.close()
 
 
 def run_quality_checks(
@@ -127,12 +150,15 @@ def run_quality_checks(
     checked, log = arguments.open_any_spec_and_log(spec, store)
     folder = arguments.resolve_spec_path(spec).parent
     result = check_quality(find_suites(checked, folder), log.store)
-    copied = None
-    if docs is not None:
-        docs.mkdir(parents=True, exist_ok=True)
-        for page in log.store.list_objects(result["docs"].removesuffix("index.html")):
-            (docs / page.key.rsplit("/", 1)[1]).write_bytes(log.store.get(page.key).data)
-        copied = docs / "index.html"  # the page to begin with
+    copied = None if docs is None else _copy_data_docs(log.store, result, docs)
     where = log.store.uri(result["docs"])
     output.print_result(as_json, "quality", result, docs=where, copied=copied)
     raise typer.Exit(1 if result["verdict"] == "fail" else 0)
+
+
+def _copy_data_docs(store: Store, result: JsonObject, folder: Path) -> Path:
+    """Return the copied page to begin with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for page in store.list_objects(result["docs"].removesuffix("index.html")):
+        (folder / page.key.rsplit("/", 1)[1]).write_bytes(store.get(page.key).data)
+    return folder / "index.html"

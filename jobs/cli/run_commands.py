@@ -24,6 +24,8 @@ from .errors import NO_ANSWER, NO_END, NO_LANDING, NOT_FOR_JOBS, REFUSED, RESTOR
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.manifest import Manifest
+    from tidegate.jobs.driver.landing_log import LandingLog
+    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # A driver looks for requests once per epoch, so asking more often would not be answered sooner.
 _POLL_SECONDS = 0.3
@@ -335,11 +337,7 @@ def land_source(
     """
     from tidegate.checkpoints.open_store import open_store
     from tidegate.jobs.driver.epoch_listeners import measure_landing
-    from tidegate.jobs.driver.landing_log import (
-        LandingLog,
-        run_landing_query,
-        start_landing_query,
-    )
+    from tidegate.jobs.driver.landing_log import LandingLog
     from tidegate.jobs.driver.log_output import configure_logs
 
     spec = arguments.find_spec(pipeline)
@@ -361,26 +359,31 @@ def land_source(
             metrics=metrics,
         )
         with landing.lock_folder():
-            from tidegate.jobs.spark.spark_session import open_session
-
-            try:
-                session = open_session(spec)
-                try:
-                    failure = run_landing_query(
-                        lambda: start_landing_query(session, spec, landing),
-                        landing,
-                        stop,
-                        until_idle,
-                    )
-                finally:
-                    session.stop()
-                if failure is not None:
-                    failure.pipeline = spec.name
-                    raise failure
-            except Exception as error:
-                # Other exceptions can carry whole query plans.
-                reason = error.message if isinstance(error, TidegateError) else repr(error)[:400]
-                landing.report_status("failed", reason)
-                raise
-            landing.report_status("stopped")
+            _run_landing(spec, landing, stop, until_idle)
     output.print_line(f"{landing.landed} rows landed by this process")
+
+
+def _run_landing(
+    spec: PipelineSpec, landing: LandingLog, stop: threading.Event, until_idle: float | None
+) -> None:
+    """Run the query, and record for `tidegate status` how it ended."""
+    from tidegate.jobs.driver.landing_log import run_landing_query, start_landing_query
+    from tidegate.jobs.spark.spark_session import open_session
+
+    try:
+        session = open_session(spec)
+        try:
+            failure = run_landing_query(
+                lambda: start_landing_query(session, spec, landing), landing, stop, until_idle
+            )
+        finally:
+            session.stop()
+        if failure is not None:
+            failure.pipeline = spec.name
+            raise failure
+    except Exception as error:
+        # Other exceptions can carry whole query plans.
+        reason = error.message if isinstance(error, TidegateError) else repr(error)[:400]
+        landing.report_status("failed", reason)
+        raise
+    landing.report_status("stopped")

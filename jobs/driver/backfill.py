@@ -70,31 +70,7 @@ def run_backfill(
         pipeline = load_spec(spec)
         bounds = _parse_range_instant("start", start), _parse_range_instant("end", end)
         with TemporaryDirectory(prefix="tidegate-backfill-") as folder:
-            batch, home = make_batch_spec(pipeline, bounds, Path(folder)), open_store(store)
-            _delete_pipeline_state(home, batch.name)  # an earlier run may have left it behind
-            until = EndConditions(idle=_IDLE_SECONDS)
-            code = run_pipeline(batch, RunOptions(store_url=store, until=until))
-            if code != 0:
-                raise typer.Exit(code)
-            windows = compare_windows(pipeline, batch, home, bounds)
-            equal = all(is_equal(window) for window in windows.values())
-            checkpoint = SlotLog(home, pipeline.name).head().checkpoint
-            newest = SlotLog(home, batch.name).head().record
-            result = {
-                "pipeline": pipeline.name,
-                "start": bounds[0].isoformat(),
-                "end": bounds[1].isoformat(),
-                "checkpoint": str(checkpoint) if checkpoint else None,
-                "equal": equal,
-                # Rows that arrived while the batch ran, or did not fit into one epoch.
-                "late_in_batch": newest.counters.late if newest is not None else 0,
-                "windows": windows,
-            }
-            key = BucketLayout(pipeline.name).backfill_report_key(batch.name)
-            home.put(key, canonical_bytes(result))
-            if not keep:
-                _delete_pipeline_state(home, batch.name)
-            _log.info("compared", pipeline=pipeline.name, equal=equal, key=key)
+            key = _run_and_compare(pipeline, store, bounds, keep, Path(folder))
     sys.stdout.write(f"{key}\n")
 
 
@@ -162,7 +138,7 @@ def compare_results(window: WindowSpec, stream: _Rows, batch: _Rows) -> dict[str
     closed = min(map(max, ends)) if all(ends) else None
     ours, theirs = (
         {
-            tuple(str(row[column]) for column in ("window_start", "window_end", *window.keys)): row
+            _make_result_key(window, row): row
             for row in rows
             if closed is not None and row["window_end"] <= closed
         }
@@ -203,9 +179,41 @@ def is_equal(window: JsonView) -> bool:
     return not differs and not (window["uncompared"] and not window["equal"])
 
 
+def _run_and_compare(spec: PipelineSpec, url: str, bounds: _Range, keep: bool, folder: Path) -> str:
+    batch, store = make_batch_spec(spec, bounds, folder), open_store(url)
+    _delete_pipeline_state(store, batch.name)  # an earlier run may have left it behind
+    code = run_pipeline(batch, RunOptions(store_url=url, until=EndConditions(idle=_IDLE_SECONDS)))
+    if code != 0:
+        raise typer.Exit(code)
+    windows = compare_windows(spec, batch, store, bounds)
+    equal = all(is_equal(window) for window in windows.values())
+    checkpoint = SlotLog(store, spec.name).head().checkpoint
+    newest = SlotLog(store, batch.name).head().record
+    result = {
+        "pipeline": spec.name,
+        "start": bounds[0].isoformat(),
+        "end": bounds[1].isoformat(),
+        "checkpoint": str(checkpoint) if checkpoint else None,
+        "equal": equal,
+        # Rows that arrived while the batch ran, or did not fit into one epoch.
+        "late_in_batch": newest.counters.late if newest is not None else 0,
+        "windows": windows,
+    }
+    key = BucketLayout(spec.name).backfill_report_key(batch.name)
+    store.put(key, canonical_bytes(result))
+    if not keep:
+        _delete_pipeline_state(store, batch.name)
+    _log.info("compared", pipeline=spec.name, equal=equal, key=key)
+    return key
+
+
 def _delete_pipeline_state(store: Store, pipeline: str) -> None:
     for entry in list(store.list_objects(BucketLayout(pipeline).pipeline_prefix)):
         store.delete(entry.key)
+
+
+def _make_result_key(window: WindowSpec, row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[column]) for column in ("window_start", "window_end", *window.keys))
 
 
 def _format_aggregates(window: WindowSpec, row: Mapping[str, Any]) -> dict[str, str]:
