@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -225,6 +226,29 @@ def make_annotator(
 IllnessFinder = Callable[[CheckpointId], str | None]
 
 
+@dataclass(frozen=True)
+class _QualityRun:
+    """What one quality run says about epochs.
+
+    Attributes:
+        since: epochs up to this one were not judged.
+        critical: critical checks that failed, with the first and last epoch that each is about.
+    """
+
+    checkpoint: CheckpointId
+    at: str
+    since: int
+    critical: tuple[tuple[str, int, int], ...]
+
+    def find_illness(self, checkpoint: CheckpointId) -> str | None:
+        """Return which check failed for a checkpoint's epoch, or for the end that it continues."""
+        slot = min(checkpoint.slot, self.checkpoint.slot)
+        for check, first, last in self.critical:
+            if first <= slot <= last:
+                return f"check {check} failed for epochs {first} to {last} ({self.checkpoint})"
+        return None
+
+
 def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
     """Return a function that says why the quality runs find a checkpoint unhealthy; None: healthy.
 
@@ -235,34 +259,36 @@ def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
     counts as that run's last epoch, because it continues the same state. Warnings and checks over
     the whole past do not count. A checkpoint that no run judged is healthy.
     """
+    runs = sorted(
+        _read_quality_runs(store, pipeline),
+        key=lambda run: (run.checkpoint.slot, run.at, not run.critical),
+        reverse=True,
+    )
+
+    def find_illness(checkpoint: CheckpointId) -> str | None:
+        for run in runs:
+            if run.checkpoint.timeline == checkpoint.timeline and run.since < checkpoint.slot:
+                return run.find_illness(checkpoint)
+        return None
+
+    return find_illness
+
+
+def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
     history = read_json_object(store, f"{BucketLayout(pipeline).quality_prefix}history.json")
     try:
-        # Epochs up to `since` were not judged; each critical failure is about a range of epochs.
-        runs = [
-            (
+        return [
+            _QualityRun(
                 CheckpointId.parse(entry["checkpoint"]),
                 entry["id"],
                 entry["recent_since"],
-                [(one["check"], *one["epochs"]) for one in entry["critical"]],
+                tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
             )
             for entry in history.get("runs", ())
             if entry["checkpoint"]
         ]
     except (ValueError, KeyError):
-        runs = []
-    runs.sort(key=lambda run: (run[0].slot, run[1], not run[3]), reverse=True)
-
-    def find_illness(checkpoint: CheckpointId) -> str | None:
-        for newest, _, since, critical in runs:
-            if newest.timeline == checkpoint.timeline and since < checkpoint.slot:
-                slot = min(checkpoint.slot, newest.slot)
-                for check, first, last in critical:
-                    if first <= slot <= last:
-                        return f"check {check} failed for epochs {first} to {last} ({newest})"
-                return None
-        return None
-
-    return find_illness
+        return []
 
 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.
