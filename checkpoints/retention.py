@@ -180,32 +180,35 @@ class Retention:
         published = head.slot if self.published_upto is None else self.published_upto()
         rewound = self.rewound is None or self.rewound()
         lineage = self.log.lineage(head.timeline)
-        epochs = {
-            row.id: row
-            for row in self._retained_summaries(head)
-            if row.kind == "epoch" and row.id is not None
-        }
-        on_lineage = dict.fromkeys(
-            name
-            for name, row in epochs.items()
-            if any(part.covers(row.timeline, row.slot) for part in lineage)
-        )
-        kept = {str(head.checkpoint), *deque(on_lineage, maxlen=self.policy.keep_last)}
+        kept = self._newest_on_lineage(head, lineage)
         kept |= roots.without_claims(void).protected_checkpoints
         going: set[str] = set()
         abandoned: list[SlotSummary] = []
         newest_kept = self._find_newly_abandoned()
-        for name, row in epochs.items():
+        for row in self._retained_summaries(head):
+            if row.kind != "epoch" or row.id is None:
+                continue
             # Either bound is enough to stay.
-            stays = name in kept or self._is_young(row.created_at)
-            if name in on_lineage:
+            stays = row.id in kept or self._is_young(row.created_at)
+            if any(part.covers(row.timeline, row.slot) for part in lineage):
                 if not stays and row.slot <= published:
-                    going.add(name)
+                    going.add(row.id)
             elif stays:
                 newest_kept[row.timeline] = max(row.slot, newest_kept.get(row.timeline, 0))
             elif rewound:
                 abandoned.append(row)
         return going | self._select_needless(abandoned, newest_kept), void
+
+    def _newest_on_lineage(self, head: LogHead, lineage: list[LineageSegment]) -> set[str]:
+        """Return the head and the newest retained epochs of the current lineage."""
+        on_lineage = (
+            row.id
+            for row in self._retained_summaries(head)
+            if row.kind == "epoch"
+            and row.id is not None
+            and any(part.covers(row.timeline, row.slot) for part in lineage)
+        )
+        return {str(head.checkpoint), *deque(on_lineage, maxlen=self.policy.keep_last)}
 
     def _find_newly_abandoned(self) -> dict[int, int]:
         """Return the last epoch of each timeline that a young restore has left.
@@ -295,12 +298,7 @@ class Retention:
                 if row.kind in ("epoch", "missing") and row.id not in leaving
             ]
             ids = {row.id for row in staying}
-            # Epochs may need files that no listed epoch names: a later one needs what the head
-            # needed when the list began, or what the target of a restore did. Another run may have
-            # retired either before its page was read.
-            now = self.log.head()
-            moved = now.checkpoint != head.checkpoint
-            if now.timeline != head.timeline or (moved and str(head.checkpoint) not in ids):
+            if self._is_outdated(head, ids):
                 continue
             oldest = [row for row in staying if row.id is None or row.parent not in ids]
             keys_of = map_in_threads(self._keys_needed_by, oldest, self.workers)
@@ -311,6 +309,16 @@ class Retention:
             # Another run has retired them since. Their stubs do not name what their children need,
             # and a child may have been sealed after the list was made: it is made again.
             self._index.note_retired(retired)
+
+    def _is_outdated(self, head: LogHead, listed: set[str | None]) -> bool:
+        """Return whether epochs may need files that no listed epoch names.
+
+        A later epoch needs what the head needed when the list began, or what the target of a
+        restore did. Another run may have retired either before its page was read.
+        """
+        now = self.log.head()
+        moved = now.checkpoint != head.checkpoint
+        return now.timeline != head.timeline or (moved and str(head.checkpoint) not in listed)
 
     def _keys_needed_by(self, row: SlotSummary) -> set[str] | None:
         """Return the files that the epoch of a slot names; None if it was retired meanwhile."""
