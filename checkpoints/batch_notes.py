@@ -5,8 +5,6 @@ restore Spark's checkpoint, `cut` the offsets, and ``notes["batch"]`` the rest. 
 batch of one query and repeats where the job's other queries were, so it restores all of them.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Self
 

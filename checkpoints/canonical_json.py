@@ -3,8 +3,6 @@
 A hash is always taken over the bytes in the bucket, never over a model that was serialised again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 A spec is stored in the bucket under its digest, which the manifests name.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import islice
 

@@ -9,8 +9,6 @@ log. Full pieces never change. Of a long log only the first piece and the newest
 of a pipeline only the newest attempts.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import Counter
 from datetime import UTC, datetime

@@ -10,8 +10,6 @@ The sweep starts only pipelines that people want to run. A driver that is starte
 kept from running only if a person has stopped the pipeline or a restore is under way.
 """
 
-from __future__ import annotations
-
 import secrets
 from enum import StrEnum
 from typing import Final, Required, Self, TypedDict, Unpack

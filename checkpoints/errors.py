@@ -1,7 +1,5 @@
 """Error catalogue of the bucket: stores, the log, checkpoints, the lease and requests."""
 
-from __future__ import annotations
-
 from tidegate.errors import (
     ConfigurationError,
     FencedError,

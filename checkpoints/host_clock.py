@@ -5,8 +5,6 @@ clocks of two hosts. Courtesies compare them: ages of reports, expiries, abandon
 retention by age.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

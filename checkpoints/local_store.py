@@ -8,8 +8,6 @@ acknowledged. An error after the file got its name is an unknown outcome.
 step. On network file systems, flock and link are not reliable; they are refused.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

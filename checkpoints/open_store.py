@@ -1,7 +1,5 @@
 """Opens the store at an address, and puts a scratch store over it for dry runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are apart from the JSON itself, because commands read JSON without waiting for pydantic.
 """
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 from .canonical_json import canonical_bytes

@@ -10,8 +10,6 @@
    record fills the slot.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from enum import StrEnum
 from typing import Any

@@ -21,8 +21,6 @@ any step is repaired by the next run. A slot that cannot be read stops the run b
 deleted: what it names is not known.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass

@@ -5,8 +5,6 @@ would have its old ETag again, and a swap that the network delayed for minutes w
 (the ABA problem).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -9,8 +9,6 @@ the next timeline has the number of the current one plus one. Two restores that 
 same number, but both need the same slot.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

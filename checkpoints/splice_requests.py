@@ -6,8 +6,6 @@ slot names it. So a crash between the two, or a restore to before the merge, nee
 `tidegate.jobs.splice.tables_at_head`.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable
 from typing import Any, Literal

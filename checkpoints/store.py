@@ -12,8 +12,6 @@ Conditional deletes and copies are not used, because MinIO ignores their conditi
 without an answer has no guarantee.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

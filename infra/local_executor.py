@@ -5,8 +5,6 @@ each task. Without this, each task would import the same modules again, 1 s of p
 counts when a person restores several streams at once: each restore takes two tasks.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from airflow.executors import local_executor

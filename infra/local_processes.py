@@ -6,8 +6,6 @@ file, be read by another process hours later, and never identifies another proce
 looks for processes by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -10,8 +10,6 @@
 addresses.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

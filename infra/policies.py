@@ -17,8 +17,6 @@
 What exactly a role may do is in ``policies.toml``.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from enum import StrEnum

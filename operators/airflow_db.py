@@ -1,7 +1,5 @@
 """Reads Airflow's own database: the pipelines' DAGs, permissions and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal

@@ -1,7 +1,5 @@
 """Sealed checkpoints, late rows, barriers and closed windows as Airflow assets."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass

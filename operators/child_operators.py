@@ -5,8 +5,6 @@ which Airflow's workers need not spend. Each task runs a command, copies its out
 and turns its exit code into an error of the one taxonomy.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

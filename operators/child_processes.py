@@ -4,8 +4,6 @@ A child process imports what Airflow's processes must not import. This module it
 when Airflow parses DAGs (a RetryRule imports the exceptions it names), so it stays light.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -6,8 +6,6 @@ every driver in it is killed. So this program runs between the two: it forwards 
 command, and when the command has ended it asks the drivers on this host to drain, and waits.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ The driver runs in its own session under a tiny shell that writes down its exit 
 process waits for it once the task has ended.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -8,8 +8,6 @@
    step.
 """
 
-from __future__ import annotations
-
 import secrets
 import signal
 from collections.abc import Callable

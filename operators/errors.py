@@ -5,8 +5,6 @@ itself (`child_processes.rebuild_error`), ``driver.exit_N``, and ``recover.unfit
 does not answer (`recover_and_pin.choose_checkpoint`).
 """
 
-from __future__ import annotations
-
 from tidegate.errors import PoisonError, TransientError, load_catalogue
 
 

@@ -21,8 +21,6 @@ and names the mistakes, and an import error of a file that asks for it (`check_s
 docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ is a DAG run, started through Airflow's own API, with its permissions, its audit
 of other sites' requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import mimetypes

@@ -5,8 +5,6 @@ manifests, draw the pipeline as a graph, and list the events of the timeline. Ti
 since 1970.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The base of tidegate's operators: which pipeline, its spec, and its store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -3,8 +3,6 @@
 Every Airflow process loads this module, so it imports nothing of the page or the database.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pluggy

@@ -13,8 +13,6 @@
 The audit document in the bucket keeps who, when, why, from and to, also if the restore failed.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 

@@ -11,8 +11,6 @@ there; on Kubernetes prefer `spark.kubernetes.driver.secretKeyRef.*`, in which c
 of the store needs no keys.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the page shows of one stream: plain data, times in milliseconds since 1970."""
 
-from __future__ import annotations
-
 import threading
 import time
 from bisect import bisect_right

@@ -6,8 +6,6 @@ That starts a stream without a driver. A driver without a run (its run was delet
 the triggerer was down) is adopted by the new one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -19,8 +19,6 @@ task that was awake may have launched a driver that has no lease yet, so the thr
 lease for a while.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ What the Airflow side measures is sent here by Airflow's own metrics. They go wh
 Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Error catalogue of the command line."""
 
-from __future__ import annotations
-
 from tidegate.errors import load_catalogue
 
 __getattr__ = load_catalogue(__name__)

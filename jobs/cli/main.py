@@ -4,8 +4,6 @@ The modules named here hold the commands of one topic each. They import heavy pa
 functions, because `tidegate --help` must answer at once.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Annotated

@@ -4,8 +4,6 @@ Airflow's processes do not import the table libraries, and a new process needs s
 The API server therefore keeps one such process per store (`operators/child_processes.py`).
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -12,8 +12,6 @@ The stream is not changed and may run meanwhile; the batch run has no sinks. To 
 the stream's tables is the task of a merge (`tidegate splice`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 See `docs/decisions/0007-each-machine-keeps-an-archive-of-spark-classes.md`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

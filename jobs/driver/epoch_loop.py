@@ -1,7 +1,5 @@
 """The loop of the driver: requests, one epoch, publishing, a pause; until something ends it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ does is decided in `epoch_loop`: it waits on a full disk, and ends otherwise, so
 starts it again. Everything else is reported as a bug.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 

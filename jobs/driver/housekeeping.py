@@ -4,8 +4,6 @@ It runs in a thread of the driver, or by command. Every step is safe while any d
 failure is logged and shown in the status, and the next round tries again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

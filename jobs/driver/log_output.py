@@ -4,8 +4,6 @@ Lines are JSON under Airflow and readable text for people. Libraries' log lines 
 format; what Spark's JVM writes to the same stderr does not.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Requests of operators: collected before an epoch, acknowledged after the epoch was sealed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 5. Drain: publish what is sealed, write why the run ended, release the lease.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

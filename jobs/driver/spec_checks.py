@@ -7,8 +7,6 @@ sqlglot. What the translation does not cover is not a mistake: Spark judges it b
 taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

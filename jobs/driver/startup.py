@@ -9,8 +9,6 @@ checkpoint included, is a restore: it writes a fork record with who and why (`do
 section 2, "Bad checkpoints").
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -9,8 +9,6 @@ are upper bounds for its other rows. The store's clock stamps arrivals, the driv
 Topics are not measured.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 All engines, sinks and streams use them.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Mapping

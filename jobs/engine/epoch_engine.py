@@ -12,8 +12,6 @@ Publishing (`publisher`) and reporting (the driver's status) follow the log and 
 The engine knows sources, mover, store and dispatcher only by their interfaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace

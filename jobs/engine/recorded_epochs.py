@@ -4,8 +4,6 @@ From the same state, survey and spec the decider must come to the same decision 
 section 9.9). Manifests of format 2 hold the survey; for older ones a mover has to read the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -11,8 +11,6 @@ times with the manifest. Checksums show that the bytes are those that were seale
 what was sealed adds up.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

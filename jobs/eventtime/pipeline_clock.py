@@ -4,8 +4,6 @@ A wall clock runs on while the store, a broker or the driver is away. Timers tha
 expire although no row could be read. So timers run on a clock that counts worked time only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ same result (first, last and collect carry the row's place), so epochs, segments
 group them as they like. Nulls are ignored as in SQL, except by ``count(*)``, first and last.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

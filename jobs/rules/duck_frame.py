@@ -8,8 +8,6 @@ An error of DuckDB (a sum that overflows, a name that it does not know) says not
 Spark SQL then computes the epoch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager

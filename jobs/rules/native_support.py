@@ -5,8 +5,6 @@ expressions of `select`, `where` and the rules that is the forms below; for all 
 for Spark SQL is given.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Any

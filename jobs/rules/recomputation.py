@@ -5,8 +5,6 @@ window can be recomputed however long ago it was purged. Aggregates without an e
 (sketches, ``sql(...)`` in Spark's dialect) are null.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ that costs as much as the rows do. Arrays are passed beside the code, so what ch
 epoch is in an array of one element.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from tidegate.jobs.eventtime.decision_types import ReleaseMark

@@ -1,7 +1,5 @@
 """Seals committed batches of a job's queries into the log of slots."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -8,8 +8,6 @@ RocksDB names the SST files that it needs.
 The rules were measured on Spark 4.1.3 (docs/decisions/0090-a-sealed-batch-is-a-manifest.md).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

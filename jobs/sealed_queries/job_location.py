@@ -5,8 +5,6 @@ then writes where no other process reads. After a proven end the next launch goe
 folder, with the plan of a batch that was begun: so Spark repeats exactly that batch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -7,8 +7,6 @@
    why, and release the lease.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

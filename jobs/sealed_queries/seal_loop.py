@@ -1,7 +1,5 @@
 """The thread that seals batches while the script runs, and watches the queries and the lease."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -10,8 +10,6 @@ timeline may have the same number.
 Iceberg is called in the script's own JVM, with the catalog that the script has configured.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

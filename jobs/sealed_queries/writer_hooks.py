@@ -4,8 +4,6 @@ The script stays as it is. The hooks replace methods of two classes of the Pytho
 queries that are started in Scala or Java are not seen.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

@@ -8,8 +8,6 @@ ledger. Only for Kafka it may be ahead: an epoch without messages moves the copy
 See `docs/decisions/0050-sinks-keep-their-own-ledger.md`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from abc import ABC, abstractmethod

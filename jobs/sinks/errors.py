@@ -1,7 +1,5 @@
 """Error catalogue of the tables, the sinks, their compaction and their readers."""
 
-from __future__ import annotations
-
 from tidegate.errors import TransientError, load_catalogue
 
 

@@ -5,8 +5,6 @@ the published tables as any reader would, and recomputes in DuckDB. What *exact*
 `docs/semantics.md`, sections 9.1 and 9.8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Makes the followers of a pipeline: the Iceberg tables, then the sinks of its spec."""
 
-from __future__ import annotations
-
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Sink
 from tidegate.jobs.spec.operations import KafkaSinkSpec

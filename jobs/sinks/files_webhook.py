@@ -6,8 +6,6 @@ recognise the repetition. A restore is announced; receivers decide what to do wi
 abandoned epochs.
 """
 
-from __future__ import annotations
-
 import json
 import posixpath
 from abc import abstractmethod

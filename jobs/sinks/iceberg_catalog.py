@@ -7,8 +7,6 @@ file (see `lineage_position`). A copied store becomes a pipeline of its own here
 to the tables of the original.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from functools import partial

@@ -3,8 +3,6 @@
 See `docs/architecture.md`, section 2.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait

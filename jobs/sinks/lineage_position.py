@@ -6,8 +6,6 @@ a lineage. Whatever it names is exact, because a table's content is a function o
 the log: two publishers with separate catalogs name equal rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 

@@ -4,8 +4,6 @@ User columns keep the spec's names and types; times are microseconds in UTC. The
 rows of `barriers`, `checkpoints` and of dead objects itself, without Spark; the code is here too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 pointer's, so an older cut consists of the rows whose `_epoch` is not above it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager

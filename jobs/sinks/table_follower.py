@@ -12,8 +12,6 @@ on the wrong timeline (`docs/architecture.md`, section 2; the tests reproduce th
 See `docs/decisions/0005-tables-are-rewound-in-one-commit.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial

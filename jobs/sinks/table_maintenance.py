@@ -37,8 +37,6 @@ enter the table any more when
   not move.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ takes a second of processor time to import, and milliseconds per data file. Only
 another engine has deleted single rows is left to pyiceberg.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

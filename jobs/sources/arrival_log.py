@@ -23,8 +23,6 @@ A page grows by conditional swaps. If two drivers append at the same time, one o
 reads all pages again. See docs/decisions/0071-unordered-objects-are-read-by-arrival-log.md.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

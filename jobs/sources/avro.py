@@ -6,8 +6,6 @@ is reduced to physical types: fastavro's logical types lose values (a decimal is
 precision, a timestamp loses its nanoseconds and cannot be later than the year 9999).
 """
 
-from __future__ import annotations
-
 import base64
 import bz2
 import io

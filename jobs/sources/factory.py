@@ -1,7 +1,5 @@
 """Builds the sources of a pipeline from its spec."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ pipeline's own store. So the engine, the movers, replay and the independent chec
 object only. The decoded copies are a cache in the scratch folder and may vanish at any time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

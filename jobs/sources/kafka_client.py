@@ -6,8 +6,6 @@ whose names `kafka.options` has. `translate_settings` says which; with other set
 library is not installed, the JVM's clients are used.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from base64 import urlsafe_b64encode

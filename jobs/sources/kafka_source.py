@@ -7,8 +7,6 @@ Offsets that retention removed before they were read are a gap, which is always 
 (`KafkaOptions.on_gap`).
 """
 
-from __future__ import annotations
-
 import base64
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

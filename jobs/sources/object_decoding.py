@@ -7,8 +7,6 @@ letter like any other row without an event time, and the rows around it are not 
 See docs/decisions/0070-objects-of-other-formats-are-decoded-to-parquet.md.
 """
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

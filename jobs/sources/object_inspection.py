@@ -1,7 +1,5 @@
 """Looks at the objects of a source before they are planned: rows, columns, or why they are bad."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Callable, Iterator, Sequence

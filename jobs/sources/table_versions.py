@@ -11,8 +11,6 @@ not show the actions of one commit (docs/dependencies.md). Iceberg's snapshots c
 catalog, through pyiceberg. Rules: docs/decisions/0074-table-commits-enter-the-arrival-log.md.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

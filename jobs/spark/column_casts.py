@@ -3,8 +3,6 @@
 User columns never start with ``_`` (the spec refuses it), so every inner column does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import accumulate

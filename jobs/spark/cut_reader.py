@@ -16,8 +16,6 @@ as partition columns, at no cost per row. Few rows are read in the driver and ha
 a third of the time of a scan that has to open every file anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

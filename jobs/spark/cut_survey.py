@@ -5,8 +5,6 @@ special, else by DuckDB (some 0.2 s for a million rows; the lateness sketch coun
 whatever the size of the cut), or, where a value may not fit its type, by one Spark job.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace

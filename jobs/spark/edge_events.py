@@ -13,8 +13,6 @@ What is open is a segment of state, and what lasts joins the windows beside the 
 Without edges in the cut the segment stays as it is, and where no window closes it is not even read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ import this module, so it imports little. Messages that Arrow might read in anot
 are handed back, and Spark reads them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

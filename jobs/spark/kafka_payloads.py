@@ -8,8 +8,6 @@ values are cast like JSON's: Spark's own package for it is not to be had everywh
 docs/decisions/0073).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache

@@ -8,8 +8,6 @@ it as one file, unsorted, since the connector gives a range to one task and in t
 offsets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

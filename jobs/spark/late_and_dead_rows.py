@@ -7,8 +7,6 @@ Late rows have an event time below F whatever the rules, so with no row below F 
 else to look for. No condition names F in the code that Spark generates (see `opaque_literal`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

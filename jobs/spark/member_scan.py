@@ -6,8 +6,6 @@ on columns of numbers and without a step per row; what must be known of earlier 
 moves them, as all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log

@@ -54,7 +54,7 @@ from .spark_session import (
     open_session,
     runs_on_one_host,
 )
-from .staging import BucketStaging, open_staging
+from .staging import BucketStaging, Staging, open_staging
 from .tumbling_sliding_windows import process_window
 
 if TYPE_CHECKING:

@@ -11,8 +11,6 @@ times alone counts the rows per narrow bucket, and neighbouring buckets are join
 second pass sends each row to the task of its range.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ JSON text, as they are in a JSON payload. A field that a proto3 message does not
 default value, a list is then empty; one that is declared ``optional``, or is a message, is null.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

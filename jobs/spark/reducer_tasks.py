@@ -14,8 +14,6 @@ Keys are folded independently of each other, and each in order of positions; so 
 of the driver's fold.
 """
 
-from __future__ import annotations
-
 import pickle
 import shutil
 import sys

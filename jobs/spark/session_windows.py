@@ -7,8 +7,6 @@ again whenever rows came, a session closed or a result may be due: what meets wh
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
-from __future__ import annotations
-
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import Frame, combine_frames, get_column_types, group_rows

@@ -1,7 +1,5 @@
 """The Spark session of a pipeline: settings that the mover's results and its speed depend on."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -9,8 +9,6 @@ fetched from there, and with an epoch its part of the mirror goes. Tasks then ne
 store's keys, which reach them as settings of the session and never as arguments of a process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterable

@@ -9,8 +9,6 @@ from these, so nothing is written just because a window was emitted, and a segme
 every window in it is purged.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

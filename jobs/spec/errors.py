@@ -1,7 +1,5 @@
 """The errors of reading and checking a pipeline spec."""
 
-from __future__ import annotations
-
 from tidegate.errors import load_catalogue
 
 __getattr__ = load_catalogue(__name__)

@@ -4,8 +4,6 @@
 `presets`) sets other defaults, and the YAML of the pipeline overrides them.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterable, Iterator

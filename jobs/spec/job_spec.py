@@ -1,7 +1,5 @@
 """The spec of a job: a PySpark streaming script of your own, in a YAML file with ``kind: job``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@
 An error names file, line, field, what was found and what is allowed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations

@@ -4,8 +4,6 @@ The same models are the Python API: ``PipelineSpec(name="flights", sources={...}
 YAML.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

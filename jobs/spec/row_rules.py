@@ -7,8 +7,6 @@ is a dead letter. Text is accepted only in one common form, so that the result d
 how lenient an engine is.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

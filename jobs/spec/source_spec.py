@@ -1,7 +1,5 @@
 """One source of a pipeline: where its rows lie, and which rows with which columns go on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal

@@ -9,8 +9,6 @@ belongs to a removed source or window is dropped. Everything else is kept and ap
 epoch on; frontiers never move back. docs/recovery.md has the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

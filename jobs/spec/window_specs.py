@@ -1,7 +1,5 @@
 """Windows of a pipeline and their aggregates (docs/semantics.md, section 5)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Error catalogue of splice requests, merges and row traces."""
 
-from __future__ import annotations
-
 from tidegate.errors import ConfigurationError, load_catalogue
 
 

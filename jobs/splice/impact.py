@@ -5,8 +5,6 @@ exactly this effect: after the merge it is computed again from the files that we
 must be equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

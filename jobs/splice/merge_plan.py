@@ -11,8 +11,6 @@ The impact report and the merge use the same plan:
 A plan reads only, and is refused if it cannot be exact (`docs/semantics.md`, section 6.4).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A request contains its rows from the start: what is late afterwards does not joi
 requested once per output (`docs/semantics.md`, section 6.5).
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence

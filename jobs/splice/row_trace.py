@@ -4,8 +4,6 @@ The trace reads every place where the row can be; it does not conclude from coun
 frontier.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ Rows of a stream are Arrow tables with the columns of `make_stream_columns`, in 
 positions, with the slots in which they arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

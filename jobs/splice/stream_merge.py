@@ -16,8 +16,6 @@ arrived at it, slot by slot, and an attachment is a fold over its origin by posi
    depends on them only, are left alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

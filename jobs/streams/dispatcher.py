@@ -12,8 +12,6 @@
    Sealing the epoch commits all of it at once; an epoch that is not sealed leaves only garbage.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

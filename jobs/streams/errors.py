@@ -1,7 +1,5 @@
 """Error catalogue of streams, pipes and reducers."""
 
-from __future__ import annotations
-
 from tidegate.errors import PoisonError, load_catalogue
 
 

@@ -10,8 +10,6 @@
 See `docs/decisions/0032-folds-have-no-side-effects-and-json-states.md`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -9,8 +9,6 @@ before it, so rejected rows never raise that maximum. The stream's last time bef
 therefore the running maximum over *all* rows before it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every error that a person can see is a `TidegateError`; it says what happened, w
 what to do next. Its class decides who acts: see `FailureClass`.
 """
 
-from __future__ import annotations
-
 import copyreg
 import difflib
 import sys

@@ -7,8 +7,6 @@ def take_back(query: str, batch: int | None) -> None:
     ...  # remove what batches after `batch` wrote; None: everything
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

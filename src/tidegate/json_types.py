@@ -1,7 +1,5 @@
 """The type of the JSON objects that tidegate writes, reads and answers with, and its own data."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files

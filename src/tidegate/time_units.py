@@ -4,8 +4,6 @@ One tick is one microsecond. Instants are int64 ticks since 1970-01-01T00:00:00Z
 ticks as well. Rule: semantics.md, head.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
