@@ -233,7 +233,9 @@ class RecoverOperator(ReportRestoreOperator):
         stopped = audit.desired == DesiredState.STOPPED
         otherwise = DesiredState.STOPPED if stopped else DesiredState.RUN
         try:
-            self._restore_checkpoint(log, target, request, who, why, otherwise)
+            self._restore_checkpoint(
+                log, target, request=request, who=who, why=why, after=otherwise
+            )
         except Exception as error:
             self._record(log, request, RestoreEvent.FAILED, who, str(error)[:1000])
             raise
@@ -262,6 +264,7 @@ class RecoverOperator(ReportRestoreOperator):
         self,
         log: SlotLog,
         target: CheckpointId,
+        *,
         request: str,
         who: str,
         why: str,

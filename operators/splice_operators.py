@@ -369,7 +369,7 @@ class ApproveSpliceOperator(AskOperator):
         if not approved:
             reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
-        elif {person.name, person.id} & {request.who, report["who"]} - {"airflow"}:
+        elif {person.name, person.id} & ({request.who, report["who"]} - {"airflow"}):
             because = f"{who} has asked for it"
             note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
         elif request.state in OPEN_STATES:

@@ -160,7 +160,7 @@ def select_rows(table: Any, where: str) -> Any:
 _NUMBERS = count()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DuckFrame:
     """Rows of Arrow tables; see the module. Not changed by any method.
 

@@ -123,7 +123,7 @@ class SparkReports:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SealLoop:
     """Seals what Spark has committed, batch by batch, until `close`.
 

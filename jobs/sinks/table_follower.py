@@ -81,7 +81,7 @@ class TagChange:
     kept: frozenset[str]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TableFollower:
     """A table whose snapshots carry positions in the log.
 

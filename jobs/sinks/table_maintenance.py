@@ -133,7 +133,7 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
 _FileGroup = list[LiveDataFile]  # files that become one file per partition
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _TableCompactor:
     """One table in one run."""
 

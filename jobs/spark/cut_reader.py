@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TransientError
@@ -290,7 +291,8 @@ def _scan_in_tasks(
     schema = _format_ddl(columns, _POSITION_COLUMNS[:3])
     frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
     row = OFFSET_COLUMN if parts[0][1].has_row_numbers else "_metadata.row_index"
-    frame = frame.selectExpr("*", f"{row} AS _row")
+    # Not beside it: an object may have a column of this name that the spec does not declare.
+    frame = frame.withColumn("_row", F.expr(row))
     for index, part in parts:
         # At most the first and the last object of a slice are in the cut in part.
         if not part.is_whole:

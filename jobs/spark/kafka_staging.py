@@ -70,7 +70,7 @@ Stack frames do not count.
 _DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class KafkaStager:
     """Fetches the offset ranges of cuts and decodes the messages into typed Parquet files.
 
@@ -96,11 +96,13 @@ class KafkaStager:
                 used, and such messages are not dead letters.
             PoisonError: Spark could not read the messages for another reason.
         """
-        for name in self._spec.sources:
-            slices = (piece for piece in cut.slices if piece.member.source == name)
-            parts = [part for piece in slices for part in piece.parts if "kafka" in part]
+        ranges: dict[str, list[JsonObject]] = {}
+        for piece in cut.slices:
+            parts = [part for part in piece.parts if "kafka" in part]
+            ranges.setdefault(piece.member.source, []).extend(parts)
+        for source, parts in ranges.items():
             if parts:
-                self._stage_source(name, parts, folder)
+                self._stage_source(source, parts, folder)
 
     def close(self) -> None:
         """Close the client's connections."""
