@@ -18,7 +18,7 @@ from .errors import NO_LOG
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.pipeline_overview import PipelineOverview
-    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.checkpoints.slot_log import LogHead, SlotLog
     from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -65,7 +65,6 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     """
     from tidegate.checkpoints.batch_notes import BatchNotes
     from tidegate.checkpoints.pipeline_overview import read_overview
-    from tidegate.jobs.sinks.lineage_position import read_published_cut
 
     overview = read_overview(log)
     driver, head, desired = overview.driver, overview.head, overview.desired
@@ -73,17 +72,6 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     facts, newest = driver.facts, head.record
     lease, report = driver.lease, driver.report
     holder = lease.holder if lease else None
-    # Sealed epochs that the tables do not show. The batches of a job have no tables.
-    unpublished: int | None = 0
-    if notes is None:
-        try:
-            cut = read_published_cut(log.store, log.pipeline)
-        except ValueError:
-            cut = None
-        # Never published, or not readable: all sealed slots count.
-        unpublished = head.slot - (cut.upto if cut else 0)
-        if cut is not None and cut.timeline != head.timeline:
-            unpublished = None  # they still show an older timeline
     return {
         "pipeline": log.pipeline,
         "state": driver.state.word_for("cli") if lease or newest is None else "stopped",
@@ -118,7 +106,8 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         "timeline": head.timeline,
         # Each restore opens a timeline, so its number counts them.
         "restores": head.timeline,
-        "unpublished": unpublished,
+        # The batches of a job have no tables.
+        "unpublished": 0 if notes else _count_unpublished(log, head),
         **({"queries": notes.model_dump(mode="json")["queries"]} if notes else {}),
         "sinks": facts.get("sinks", {}),
         **{name: facts.get(name) for name in ("why", "error", "trouble")},
@@ -129,6 +118,19 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         **_describe_progress(overview),
         "open_barriers": _describe_open_barriers(overview, log),
     }
+
+
+def _count_unpublished(log: SlotLog, head: LogHead) -> int | None:
+    """Count the sealed epochs that the tables do not show; None if they show an older timeline."""
+    from tidegate.jobs.sinks.lineage_position import read_published_cut
+
+    try:
+        cut = read_published_cut(log.store, log.pipeline)
+    except ValueError:
+        cut = None  # not readable, as if never published: all sealed slots count
+    if cut is not None and cut.timeline != head.timeline:
+        return None
+    return head.slot - (cut.upto if cut else 0)
 
 
 def _describe_open_barriers(overview: PipelineOverview, log: SlotLog) -> list[JsonObject]:

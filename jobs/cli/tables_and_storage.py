@@ -21,6 +21,8 @@ from .errors import BAD_CONDITION, BAD_FIELD
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidegate.checkpoints.slot_log import SlotLog
+
 _EPOCHS_SAMPLED = 50  # newest epochs whose writes are averaged
 
 
@@ -167,11 +169,17 @@ def show_storage(
 
     The average is that of the newest 50 epochs.
     """
-    from tidegate.checkpoints.manifest import Manifest
     from tidegate.jobs.driver.housekeeping import make_retention
 
     spec, log = arguments.open_spec_and_log(pipeline, store)
-    usage = make_retention(spec, log).storage_report()
+    usage, newest = make_retention(spec, log).storage_report(), _average_newest_epochs(log)
+    output.print_result(as_json, "storage", usage.model_dump() | {"epochs": newest})
+
+
+def _average_newest_epochs(log: SlotLog) -> dict[str, float]:
+    """Return the mean number and bytes of the data objects that the newest epochs wrote."""
+    from tidegate.checkpoints.manifest import Manifest
+
     ancestors = islice(log.iterate_ancestors(log.head().checkpoint), _EPOCHS_SAMPLED)
     epochs = [slot.record for slot in ancestors if isinstance(slot.record, Manifest)]
     # A manifest also lists objects that it took over; an epoch's objects carry its attempt's name.
@@ -182,9 +190,8 @@ def show_storage(
         if f"/{epoch.slot:06d}-{epoch.attempt}/" in f.key
     ]
     count = max(1, len(epochs))
-    means = {"data_objects": len(written) / count, "bytes": sum(f.bytes for f in written) / count}
-    data = usage.model_dump() | {"epochs": {"epochs": len(epochs), **means}}
-    output.print_result(as_json, "storage", data)
+    total = sum(file.bytes for file in written)
+    return {"epochs": len(epochs), "data_objects": len(written) / count, "bytes": total / count}
 
 
 def collect_garbage(
