@@ -232,8 +232,6 @@ def merge_request(
     A merge is one sealed slot, published in one step; a running driver continues after it. A
     repeated call only reports the merge.
     """
-    from tidegate.checkpoints.pipeline_identity import ensure_identity
-    from tidegate.jobs.sinks.iceberg_sink import IcebergSink
     from tidegate.jobs.splice import merge
     from tidegate.jobs.splice.merge import MergeDecision
 
@@ -245,6 +243,10 @@ def merge_request(
     # A request that is merged already has no effect to confirm: the call then only reports it.
     decision = MergeDecision(who or arguments.get_user_name(), why=why, digest=digest)
     outcome = merge.merge_request(spec, log, request_id, decision)
+    # Here, since these imports take a second that a refused request need not wait for.
+    from tidegate.checkpoints.pipeline_identity import ensure_identity
+    from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+
     # The command returns when readers see the merge, as there may be no running driver to publish
     # it. A running one may publish at the same time: the rules of the tables' follower
     # (docs/architecture.md, section 2) hold for any number of publishers.
