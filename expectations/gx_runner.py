@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.rules.duck_frame import select_rows
-from tidegate.jobs.spec.pipeline import BARRIERS, DEAD_LETTERS, EVENTS
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
-from tidegate.json_types import JsonObject, read_data_file
+from tidegate.jobs.spec.stream_specs import REJECTIONS
+from tidegate.json_types import JsonObject
 
 from .errors import BAD_CHECK
 from .evidence import ORIGIN, Evidence
@@ -363,7 +364,32 @@ def _make_check_error(check: Check, cause: str) -> ConfigurationError:
     return BAD_CHECK(check=check.id, summary=check.summary, cause=cause)
 
 
-_SAMPLES = read_data_file(__package__, "row_samples.toml")
+# The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
+# the first column of the summary (None: the summary is about the table as a whole).
+
+_SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    LATE: (*ORIGIN, "_epoch", "output", "reason", "lateness_us"),
+    DEAD_LETTERS: (*ORIGIN, "_epoch", "reason", "object"),
+    REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
+    BARRIERS: ("barrier_id", "_epoch", "outcome", "types", "missing", "tardy"),
+    CHECKPOINTS: ("checkpoint_id", "_epoch"),
+    EVENTS: (*ORIGIN, "_epoch", "position"),
+}
+_ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
+    "late_by_source": (LATE, "_source"),
+    "late_by_output": (LATE, "output"),
+    "late_by_reason": (LATE, "reason"),
+    "stream_rejections": (REJECTIONS, "destination"),
+    "barriers": (BARRIERS, "barrier_id"),
+    "barrier_health": (BARRIERS, None),
+    "barrier_members": (BARRIERS, None),
+    "barrier_types": (BARRIERS, None),
+    "checkpoints": (CHECKPOINTS, "checkpoint_id"),
+    "checkpoint_health": (CHECKPOINTS, None),
+    "dead_letters": (DEAD_LETTERS, "reason"),
+    "dead_letter_health": (DEAD_LETTERS, None),
+    "release": (EVENTS, None),
+}
 
 
 @dataclass(frozen=True)
@@ -400,10 +426,9 @@ def sample_rows(
         return _sample_table(evidence, summary.removeprefix(TABLE_PREFIX), names)
     if summary == "rules" and (rules := _list_quarantining(evidence, names)):
         return _show_newest(evidence, DEAD_LETTERS, _name_quarantined(rules), recent=recent)
-    behind = _SAMPLES["behind"].get(summary)
-    if behind is None:
+    if summary not in _ROWS_BEHIND:
         return RowSample((), f"tidegate status {pipeline}")
-    name, column = behind["table"], behind.get("column")
+    name, column = _ROWS_BEHIND[summary]
     if name == BARRIERS and column is None:
         unhealthy = _show_newest(evidence, name, ["outcome <> 'complete'"], recent=recent)
         if unhealthy.rows:
@@ -424,7 +449,7 @@ def _show_newest(
     table = select_rows(table, where) if where else table
     if name == EVENTS:
         table = _select_doubled(table)
-    shown = [c for c in _SAMPLES["columns"][name] if c in table.column_names]
+    shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
     option = f' --where "{where}"' if where else ""
     command = f"tidegate tables {evidence.spec.name} {name}{option}"
