@@ -352,7 +352,6 @@ def set_desired_state(
     who: str,
     why: str = "",
     only_from: DesiredState | None = None,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> DesiredDocument:
     """Record what people want of a pipeline, by compare-and-swap, and return the document.
 
@@ -365,7 +364,6 @@ def set_desired_state(
         who: who wants it.
         why: the reason.
         only_from: the state that the caller expects; None: any.
-        clock: gives the time to record.
 
     Raises:
         ConfigurationError: another state than `only_from` is wanted.
@@ -382,7 +380,13 @@ def set_desired_state(
         starts = before.who and (before.state, state) == (DesiredState.STOPPED, DesiredState.RUN)
         run = before.run + bool(starts)
         return before.model_copy(
-            update={"state": state, "who": who, "why": why, "at": clock.wall_ticks(), "run": run}
+            update={
+                "state": state,
+                "who": who,
+                "why": why,
+                "at": SYSTEM_CLOCK.wall_ticks(),
+                "run": run,
+            }
         )
 
     return change_document(

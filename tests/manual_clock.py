@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import patch
 
+from tidegate.checkpoints import driver_requests
+from tidegate.checkpoints.driver_requests import DesiredDocument, DesiredState
 from tidegate.checkpoints.host_clock import Clock
+from tidegate.checkpoints.store import Store
 
 
 class ManualClock(Clock):
@@ -32,3 +36,11 @@ class ManualClock(Clock):
         """Move forward by `seconds`."""
         with self._lock:
             self._now += seconds
+
+
+def set_desired_at(
+    clock: Clock, store: Store, pipeline: str, state: DesiredState, *, who: str, why: str = ""
+) -> DesiredDocument:
+    """Record what people want of a pipeline at the time of a clock."""
+    with patch.object(driver_requests, "SYSTEM_CLOCK", clock):
+        return driver_requests.set_desired_state(store, pipeline, state, who=who, why=why)

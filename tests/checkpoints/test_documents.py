@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.manual_clock import ManualClock
+from tests.manual_clock import ManualClock, set_desired_at
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -65,13 +65,13 @@ def test_a_held_up_swap_never_fits_again() -> None:
     bucket = MemoryBucket()
     store = MemoryStore(bucket)
     clock = ManualClock()
-    set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    set_desired_at(clock, store, "p", DesiredState.RUN, who="ann")
     late = [Fault.LATE]
     slow = MemoryStore(
         bucket, hook=lambda request: late.pop() if late and request.is_write else None
     )
-    set_desired_state(slow, "p", DesiredState.STOPPED, who="bob", clock=clock)
-    set_desired_state(store, "p", DesiredState.RUN, who="ann", clock=clock)
+    set_desired_at(clock, slow, "p", DesiredState.STOPPED, who="bob")
+    set_desired_at(clock, store, "p", DesiredState.RUN, who="ann")
     assert bucket.deliver_held() is False
     assert read_desired_state(store, "p").state is DesiredState.RUN
 

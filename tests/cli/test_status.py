@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import SEALED, Cli, seal
-from tests.manual_clock import ManualClock
+from tests.manual_clock import ManualClock, set_desired_at
 
 from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -12,7 +12,6 @@ from tidegate.checkpoints.driver_requests import (
     DesiredState,
     list_pending_requests,
     read_desired_state,
-    set_desired_state,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
@@ -279,12 +278,12 @@ def test_stop_is_refused_during_a_restore_which_would_start_the_stream(
 ) -> None:
     """A restore that was abandoned hinders no stop."""
     clock = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks())
-    set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="ann", clock=clock)
+    set_desired_at(clock, log.store, "flights", DesiredState.RECOVERING, who="ann")
     said = cli("stop", "flights")
     assert (said.exit_code, "ann restores flights" in said.err) == (2, True)
     assert read_desired_state(log.store, "flights").state is DesiredState.RECOVERING
     clock = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() - 3_600_000_000)
-    set_desired_state(log.store, "flights", DesiredState.RECOVERING, who="bob", clock=clock)
+    set_desired_at(clock, log.store, "flights", DesiredState.RECOVERING, who="bob")
     assert cli("stop", "flights").exit_code == 0
     assert read_desired_state(log.store, "flights").state is DesiredState.STOPPED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tenacity import Retrying, stop_after_attempt
 
-from tests.manual_clock import ManualClock
+from tests.manual_clock import ManualClock, set_desired_at
 from tests.servers.memory_store import Fault, MemoryStore
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
@@ -100,7 +100,7 @@ def test_a_recovery_that_died_does_not_keep_drivers_away(
     """Without Airflow no sweep ends it, so the next driver does after a quarter of an hour."""
     killed = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() - 16 * 60 * 1_000_000)
     recovering = DesiredState.RECOVERING
-    set_desired_state(store, "p", recovering, who="ann", why="restore", clock=killed)
+    set_desired_at(killed, store, "p", recovering, who="ann", why="restore")
     one = turn_of(standby)
     one.stop.set()  # it looks once
     assert one.wait_until_wanted()
@@ -115,7 +115,7 @@ def test_a_recovery_noted_under_a_clock_that_is_ahead_ends_as_well(
     """The quarter of an hour is counted from the first look, not until that clock's time."""
     now = SYSTEM_CLOCK.wall_ticks()
     ahead = ManualClock(wall_ticks=now + 86_400_000_000)
-    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=ahead)
+    set_desired_at(ahead, store, "p", DesiredState.RECOVERING, who="ann")
     with pytest.raises(FencedError, match="recovering"):
         turn_of(False).wait_until_wanted()
     monkeypatch.setattr(type(SYSTEM_CLOCK), "wall_ticks", lambda _: now + 16 * 60 * 1_000_000)

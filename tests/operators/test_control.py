@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.manual_clock import ManualClock
+from tests.manual_clock import ManualClock, set_desired_at
 from tests.operators.clocks import World
 from tests.operators.conftest import Wait
 from tests.servers.memory_store import MemoryStore
@@ -153,7 +153,7 @@ def test_an_abandoned_recovery_ends() -> None:
     ever.
     """
     store, clock = MemoryStore(), ManualClock()
-    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
+    set_desired_at(clock, store, "p", DesiredState.RECOVERING, who="ann")
     clock.advance(14 * 60)
     assert end_abandoned_recovery(store, "p", who="sweep", clock=clock).keeps_drivers_away
     clock.advance(2 * 60)
@@ -177,7 +177,7 @@ def test_a_host_with_a_wrong_clock_ends_no_recovery() -> None:
     """A host whose clock is an hour behind looks first: the restore still has its 15 minutes."""
     store, clock = ClockedStore(), ManualClock()
     behind = ManualClock(wall_ticks=clock.wall_ticks() - 3_600_000_000)
-    set_desired_state(store, "p", DesiredState.RECOVERING, who="ann", clock=clock)
+    set_desired_at(clock, store, "p", DesiredState.RECOVERING, who="ann")
     for one in (behind, clock):
         assert end_abandoned_recovery(store, "p", who="sweep", clock=one).keeps_drivers_away
     store.age = 901.0
