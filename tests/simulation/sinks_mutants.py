@@ -132,7 +132,7 @@ def begin_with_a_stale_head() -> list[Any]:
     """
     return [
         reword(EpochLoop, "run", "self._publish_to_head()", "pass"),
-        reword(EpochLoop, "_finish", "self._follow_head()", "self._engine.reload()"),
+        reword(EpochLoop, "_finish", "self._follow_head()", "self.engine.reload()"),
     ]
 
 
