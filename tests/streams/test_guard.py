@@ -7,11 +7,11 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -85,20 +85,24 @@ def test_reading_and_importing_are_fine(tmp_path: Path, monkeypatch: pytest.Monk
 def test_threads_that_begin_together_install_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook stays until the process ends."""
     hooks: list[Any] = []
+    all_begin, second = Barrier(3, timeout=30), Event()
 
-    def add_slowly(hook: Any) -> None:
-        """Leave the other threads time to begin."""
-        time.sleep(0.05)
+    def add_hook(hook: Any) -> None:
+        """Wait for a second thread to come here, which none may do."""
         hooks.append(hook)
+        if len(hooks) > 1:
+            second.set()
+        second.wait(0.05)
 
     def run_fold(_: int) -> None:
         """Do nothing under the guard."""
+        all_begin.wait()
         with refuse_side_effects():
             pass
 
     install = cache(reducers._install_audit_hook.__wrapped__)
     monkeypatch.setattr(reducers, "_install_audit_hook", install)
-    monkeypatch.setattr(sys, "addaudithook", add_slowly)
+    monkeypatch.setattr(sys, "addaudithook", add_hook)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(run_fold, range(3)))
     assert len(hooks) == 1
