@@ -26,6 +26,7 @@ from tests.mutation.session import (
     FORK,
     Session,
     Verdict,
+    compile_source,
     run_fork,
     run_items,
     run_pytest,
@@ -60,8 +61,7 @@ class _ChangedSource(importlib.machinery.SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile; no bytecode is cached."""
-        code: CodeType = compile(self._source, self.path, "exec", dont_inherit=True)
-        return code
+        return compile_source(self._source, self.path)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

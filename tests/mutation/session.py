@@ -7,10 +7,12 @@ its module is imported needs a session of its own, which imports the changed sou
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
 import sys
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,6 +190,14 @@ class _Server:
         return found
 
 
+def compile_source(source: str | ast.Module, file: str) -> CodeType:
+    """Compile a module; what Python warns of, such as `is` before a literal, is the mutant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        code: CodeType = compile(source, file, "exec", dont_inherit=True)
+    return code
+
+
 def find_changes(
     path: str, source: str, functions: Mapping[Place, list[FunctionType]]
 ) -> list[Change] | None:
@@ -195,7 +205,7 @@ def find_changes(
     module = sys.modules.get("tidegate." + path.removesuffix(".py").replace("/", "."))
     file = (module and module.__file__) or path
     original = (ROOT / path).read_text()
-    old, new = (compile(text, file, "exec", dont_inherit=True) for text in (original, source))
+    old, new = (compile_source(text, file) for text in (original, source))
     changed = find_changed_code(old, new)
     if changed is None or not all(_place(before) in functions for before, _ in changed):
         return None

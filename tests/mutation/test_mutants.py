@@ -142,3 +142,13 @@ def test_a_changed_function_is_found_in_memory() -> None:
     assert changes is not None
     assert {function.__qualname__ for function, _ in changes} == {"Lease.__init__"}
     assert find_changes(path, source + "\nEXTRA = 1\n", list_functions()) is None
+
+
+@needs_packages
+def test_a_mutant_of_which_python_warns_is_judged() -> None:
+    """`is not "error"` is a SyntaxWarning, which is an error in tests; it ended the session."""
+    path = "jobs/eventtime/members.py"
+    importlib.import_module("tidegate.jobs.eventtime.members")
+    source = (ROOT / path).read_text()
+    assert source.count('== "error"') == 1
+    assert find_changes(path, source.replace('== "error"', 'is not "error"'), list_functions())
