@@ -281,3 +281,23 @@ def test_a_driver_can_be_killed_on_either_side_of_the_publishing() -> None:
     assert own.drain(10.0)
     own.stop()
     assert reached == [("publish.start", 0), ("publish.done", 1)]
+
+
+def test_a_sink_that_hangs_does_not_keep_a_driver_alive() -> None:
+    """A process ends although a sink's call does not return: an interpreter waits for no daemon."""
+    inside, release = threading.Event(), threading.Event()
+
+    class Hanging(Sink):
+        def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+            inside.set()
+            release.wait(10.0)
+            return super().follow(log, flush=flush)
+
+    own = publisher(Hanging())
+    assert inside.wait(10.0)
+    held = [
+        thread for thread in threading.enumerate() if thread.name.startswith("tidegate-publish")
+    ]
+    release.set()
+    own.stop()
+    assert [thread.daemon for thread in held] == [True]

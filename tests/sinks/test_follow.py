@@ -22,6 +22,20 @@ def test_applies_each_sealed_slot_once(world: World) -> None:
     assert (world.published_slot(), sink.lag(world.log)) == (3, 0)
 
 
+def test_snapshots_say_which_slots_they_hold(world: World) -> None:
+    """`tidegate.from` and `tidegate.upto` of a table's snapshots name all slots, each slot once."""
+    sink = world.sink()
+    for tables in (("events",), ("events",), ("events", "hourly")):
+        world.seal(2, tables)
+        sink.follow(world.log)
+    for table in ("events", "hourly", "late", "checkpoints"):
+        snapshots = sink.open_table(table).metadata.snapshots
+        summaries = [s.summary for s in snapshots if s.summary is not None]
+        ends = [(int(s["tidegate.from"]), int(s["tidegate.upto"])) for s in summaries]
+        assert [first for first, _ in ends] == [1, *[last + 1 for _, last in ends[:-1]]], table
+        assert ends[-1][1] == (0 if table == "late" else 6), "a table without rows waits"
+
+
 def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
     """An empty log makes no tables and no pointer."""
     sink = world.sink()
