@@ -126,6 +126,18 @@ def test_a_sink_that_is_away_does_not_hold_up_the_others() -> None:
         both.stop()
 
 
+def test_a_new_slot_is_published_without_being_asked_for() -> None:
+    """A sink's thread that waits is woken when the driver has sealed an epoch."""
+    own = publisher(Sink())
+    try:
+        for slot in range(2, 200):  # in one of them, if not in each, the thread waits already
+            assert own.wait_below(1, 10.0)
+            own.note_sealed(1, slot)
+        assert own.drain(10.0)
+    finally:
+        own.stop()
+
+
 def test_a_new_driver_does_not_count_what_an_earlier_one_published() -> None:
     """A sink that is away lags by what it says itself, not by the whole log, also at the start."""
     away = [TransientError("away", code="sink.unavailable")] * 1000
