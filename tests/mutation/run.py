@@ -46,7 +46,16 @@ LIBRARIES = (
     "structlog",
     "typer",
 )
-ROOMS = ("checkpoints", "engine", "driver", "eventtime", "conformance", "oracle", "sinks")
+ROOMS = (
+    "checkpoints",
+    "engine",
+    "driver",
+    "eventtime",
+    "conformance",
+    "oracle",
+    "sinks",
+    "streams",
+)
 _SIMULATION_SECONDS = 15.0
 _QUICK = 10.0  # processor seconds of tests
 _LEAST, _TIMES = 20.0, 5.0  # a mutant may take this many seconds, and this many times the original
