@@ -26,6 +26,7 @@ from tidegate.jobs.sinks.lineage_position import (
     PublishedCut,
     advance_published_cut,
     read_published_cut,
+    replace_table_location,
 )
 from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower
 
@@ -334,3 +335,16 @@ def test_the_pointer_names_the_newest_cut_of_two_publishers(
     current = read_published_cut(fast, "p")
     assert current is not None
     assert current.upto == stays
+
+
+def test_maintenance_names_a_new_metadata_file_only_in_the_cut_it_read() -> None:
+    """A pointer that a publisher has moved meanwhile, or that is away, stays as it is."""
+    store = MemoryStore()
+    assert not replace_table_location(store, "p", "events", "1.json", "2.json")
+    assert read_published_cut(store, "p") is None
+    advance_published_cut(store, "p", PublishedCut("u", 0, 1, tables={"events": "3.json"}))
+    assert not replace_table_location(store, "p", "events", "1.json", "2.json")
+    assert replace_table_location(store, "p", "events", "3.json", "4.json")
+    cut = read_published_cut(store, "p")
+    assert cut is not None
+    assert cut.tables == {"events": "4.json"}
