@@ -207,6 +207,26 @@ def test_a_requested_punctuation_is_not_for_a_member_that_has_ended() -> None:
     assert step.statuses == {"s/gone": "done", "s/here": "active"}
 
 
+def test_a_requested_punctuation_lowers_no_promise() -> None:
+    """A partition that has promised more than the CTI of a person keeps its own punctuation.
+
+    docs/semantics.md, section 4.1: a row below it is a violation.
+    """
+    source = {"punctuation": {"explicit": True}, "partition_by": "folder"}
+    feed = Feed(pipeline(("s",), source), empty=True)
+    feed.add("s", Punctuation(30), partition="far")
+    feed.add("s", Point(5), partition="near")
+    feed.step(0)
+    assert feed.step(1, ctis=(("s", 20),)).frontier_after == 20
+    feed.add("s", Point(25), partition="far")
+    surveys: list[Survey] = []
+    feed.step(2, watch=surveys.append)
+    assert [(str(one.member), one.violations) for one in surveys[0].members] == [
+        ("s/far", 1),
+        ("s/near", 0),
+    ]
+
+
 @pytest.mark.parametrize("repeated", [None, 7])
 def test_no_survey_takes_a_punctuation_back(repeated: int | None) -> None:
     """A slice that names no punctuation, or a lower one, leaves what its member promised.
