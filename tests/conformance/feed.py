@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.oracle.rows import RawRow, read_rows
+from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decider import create_initial_state, decide, list_blocked_members
@@ -218,7 +219,8 @@ class Feed(Queues):
             watch(survey)
         decision = decide(self.spec, self.state, survey)
         self._run_start = False
-        self.state = decision.after
+        # As the next epoch reads it from the manifest.
+        self.state = parse_json(canonical_bytes(decision.after))
         return self._move(decision, read)
 
     def _read(

@@ -51,7 +51,9 @@ class Rig:
         self, member: str, id_: int | None = None, *, type_: str = "run", time: int = 0
     ) -> Any:
         barriers = self.open()
-        barriers.record_arrival(member, BarrierRow(self.clock, type_, id_, time), self.clock)
+        row = BarrierRow(self.clock, type_, id_, time)
+        waits = barriers.record_arrival(member, row, self.clock)
+        assert waits == (member in barriers.members_at_barrier())
         return self.close(barriers)
 
     def tick(self, clock: int, *pending: str) -> Any:
@@ -177,6 +179,21 @@ def test_the_checkpoint_class_aborts_on_timeout() -> None:
     assert rig.tick(11) == [(1, ABORTED, ("b", "c"))]
     assert rig.tick(21) == []
     assert rig.tick(22) == [(2, ABORTED, ("a", "c"))]
+
+
+def test_the_timer_that_runs_is_that_of_the_oldest_barrier() -> None:
+    """It runs from the first arrival or from the close before, whichever is later.
+
+    docs/semantics.md, section 3.5: it has expired when strictly more than the timeout has passed.
+    """
+    rig = Rig(identity="id", timeout=10)
+    assert rig.open().timeout_at() is None
+    rig.arrive("a", 1)
+    rig.clock = 5
+    rig.arrive("b", 2)
+    assert rig.open().timeout_at() == 11
+    assert rig.tick(11) == [(1, INCOMPLETE, ("b", "c"))]
+    assert rig.open().timeout_at() == 22
 
 
 def test_no_barrier_times_out_while_the_awaited_has_rows() -> None:

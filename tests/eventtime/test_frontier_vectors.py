@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.conformance.feed import Feed, Point, pipeline
+from tests.conformance.feed import Feed, Point, Punctuation, pipeline
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.frontiers import Coalescer
@@ -481,3 +481,27 @@ def test_an_end_counts_in_the_epoch_that_reads_the_last_rows() -> None:
     feed.end("a")
     step = feed.step(1)
     assert (step.statuses["a/0"], step.frontier_after) == ("done", 9)
+
+
+@pytest.mark.parametrize(
+    ("choice", "status", "frontier"), [("revive", "active", 30), ("ignore", "idle", 10)]
+)
+def test_punctuation_alone_revives_an_idle_partition_only_if_asked(
+    choice: str, status: str, frontier: int
+) -> None:
+    """`on_idle_punctuation` of a source decides about its partitions; rows revive them always.
+
+    docs/semantics.md, section 2 (options of coalescing).
+    """
+    level = {"idle_timeout": 50, "on_idle_punctuation": choice}
+    source = {"lag": 0, "punctuation": {"explicit": True}, "partition_by": "folder"}
+    feed = Feed(pipeline(("s",), {**source, "coalesce": level}, coalesce={"idle_timeout": None}))
+    feed.add("s", Point(10))
+    feed.step(0)
+    assert feed.step(50).statuses == {"s/0": "idle"}
+    feed.add("s", Punctuation(30))
+    step = feed.step(51)
+    assert (step.statuses["s/0"], step.frontier_after) == (status, frontier)
+    feed.add("s", Point(40))
+    step = feed.step(52)
+    assert (step.statuses["s/0"], step.frontier_after) == ("active", 40)

@@ -311,6 +311,24 @@ def test_the_build_window_waits_for_a_source_that_has_rows() -> None:
     assert feed.step(31 * S).times == [30, 100]
 
 
+def test_a_residence_waits_for_the_partition_that_has_rows_not_for_its_source() -> None:
+    """A row expires that is below the frontier of the partition with rows left to read.
+
+    docs/semantics.md, section 3.2. The other partition is silent, and the source is at its frontier.
+    """
+    source = {"lag": 0, "partition_by": "folder"}
+    release = {"build_window": "20s"}
+    spec = pipeline(("a", "b"), source, coalesce={"idle_timeout": None}, release=release)
+    feed = Feed(spec)
+    feed.add("a", *points(20))
+    feed.add("b", *points(10), partition="1")
+    assert feed.step(0).times == []
+    feed.add("b", *points(30, 40))
+    assert feed.step(10 * S, {"b": 1}).times == []
+    step = feed.step(20 * S, {})
+    assert (step.times, step.frontier_after) == ([10, 20], 20)
+
+
 def test_a_dead_source_is_missing_and_waited_for_no_longer() -> None:
     """A source that fell idle is missing from the barrier, which closes at once when all the others
     arrived.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.conformance.feed import Barrier, Feed, Point, Punctuation, pipeline
 
 from tidegate.jobs.eventtime.decider import (
     create_initial_state,
+    decide,
     find_next_timer,
     list_blocked_members,
     select_members_ahead,
 )
-from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey, Survey
 
 S = 1_000_000
 A, B = Member("a"), Member("b")
@@ -191,3 +193,42 @@ def test_no_timer_of_a_source_runs_while_it_has_rows_left() -> None:
     assert find_next_timer(feed.spec, feed.state) is None
     feed.step(1)
     assert find_next_timer(feed.spec, feed.state) == 51
+
+
+def test_rows_that_no_epoch_has_read_stop_the_timer_of_a_source_without_any() -> None:
+    """The first rows of a source count as its backlog although the cut leaves all of them unread.
+
+    docs/semantics.md, section 1 (pending, status) and section 4.4.
+    """
+    source = {"lag": 0, "coalesce": {"idle_timeout": "never"}}
+    feed = Feed(pipeline(("a",), source, coalesce={"idle_timeout": 50}))
+    feed.step(0)
+    assert find_next_timer(feed.spec, feed.state) == 50
+    feed.add("a", Point(1))
+    decision = feed.step(1, {}).decision
+    assert decision.holder == {"member": "a/0", "since": 0, "why": "buffered rows"}
+    assert find_next_timer(feed.spec, feed.state) is None
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"rows": 1, "min_time": 5, "max_time": 5},
+        {"quarantined": 1},
+        {"dead": 1},
+        {"barrier": BarrierRow(0, "run", None, 5)},
+        {"punctuation": 5},
+    ],
+)
+def test_whatever_is_read_of_a_member_restarts_its_idle_timers(read: dict[str, Any]) -> None:
+    """Rows, barriers and new punctuation are activity, also rows that go to a side output.
+
+    docs/semantics.md, section 1 (status). The second survey repeats the punctuation, which is none.
+    """
+    spec = pipeline(("a",), {"punctuation": {"explicit": True}}, coalesce={"idle_timeout": 50})
+    state, repeated = create_initial_state(spec), {"punctuation": read.get("punctuation")}
+    timers = []
+    for now, seen in ((0, {}), (30, read), (40, repeated)):
+        state = decide(spec, state, Survey(now, (MemberSurvey(A, **seen),))).after
+        timers.append(find_next_timer(spec, state))
+    assert timers == [50, 80, 80]

@@ -8,6 +8,8 @@ import pytest
 from tests.conformance.feed import Feed, Point, Punctuation, pipeline
 
 from tidegate.errors import PoisonError
+from tidegate.jobs.eventtime.decider import create_initial_state, decide
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -187,3 +189,54 @@ def test_a_requested_punctuation_counts_for_a_member_that_joins_with_rows() -> N
     feed = Feed(pipeline(("s",), source), empty=True)
     feed.add("s", Point(5))
     assert feed.step(0, ctis=(("s", 20),)).frontier_after == 20
+
+
+def test_a_requested_punctuation_is_not_for_a_member_that_has_ended() -> None:
+    """A CTI that a person sends raises the partitions that go on; one that ended does not get it.
+
+    docs/semantics.md, section 4.1.
+    """
+    source = {"punctuation": {"explicit": True}, "partition_by": "folder"}
+    feed = Feed(pipeline(("s",), source), empty=True)
+    feed.add("s", Point(5), partition="gone")
+    feed.add("s", Point(5), partition="here")
+    feed.end("s", partition="gone")
+    feed.step(0)
+    step = feed.step(1, ctis=(("s", 20),))
+    assert step.frontier_after == 20
+    assert step.statuses == {"s/gone": "done", "s/here": "active"}
+
+
+def test_a_requested_punctuation_lowers_no_promise() -> None:
+    """A partition that has promised more than the CTI of a person keeps its own punctuation.
+
+    docs/semantics.md, section 4.1: a row below it is a violation.
+    """
+    source = {"punctuation": {"explicit": True}, "partition_by": "folder"}
+    feed = Feed(pipeline(("s",), source), empty=True)
+    feed.add("s", Punctuation(30), partition="far")
+    feed.add("s", Point(5), partition="near")
+    feed.step(0)
+    assert feed.step(1, ctis=(("s", 20),)).frontier_after == 20
+    feed.add("s", Point(25), partition="far")
+    surveys: list[Survey] = []
+    feed.step(2, watch=surveys.append)
+    assert [(str(one.member), one.violations) for one in surveys[0].members] == [
+        ("s/far", 1),
+        ("s/near", 0),
+    ]
+
+
+@pytest.mark.parametrize("repeated", [None, 7])
+def test_no_survey_takes_a_punctuation_back(repeated: int | None) -> None:
+    """A slice that names no punctuation, or a lower one, leaves what its member promised.
+
+    docs/semantics.md, sections 1 (member frontier) and 9.2.
+    """
+    spec = pipeline(("s",), {"punctuation": {"explicit": True}})
+    state = create_initial_state(spec)
+    for punctuation in (9, repeated):
+        entry = MemberSurvey(Member("s"), rows=1, max_time=20, punctuation=punctuation)
+        state = decide(spec, state, Survey(0, (entry,))).after
+    decision = decide(spec, state, Survey(0, (MemberSurvey(Member("s")),)))
+    assert decision.member_punctuation == {"s/0": 9}
