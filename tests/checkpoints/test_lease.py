@@ -284,6 +284,19 @@ def test_eviction_raises_the_token_and_frees_the_lease(
     assert evict_lease_holder(MemoryStore(), "p") == 0
 
 
+def test_a_lost_lease_is_known_as_lost_whatever_the_etags(clock: ManualClock) -> None:
+    """ETags have no order: that of the successor may sort before or behind one's own."""
+    orders = set[bool]()
+    while len(orders) < 2:
+        memory = MemoryStore()
+        one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+        before = memory.get("p/lease.json").etag
+        evict_lease_holder(memory, "p")
+        orders.add(memory.get("p/lease.json").etag < before)
+        with pytest.raises(LeaseLostError, match="token 2"):
+            one.renew()
+
+
 def test_a_released_lease_stays_released(memory: MemoryStore, clock: ManualClock) -> None:
     """After release, check refuses; releasing a lost lease is silent."""
     one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
