@@ -264,8 +264,11 @@ def test_what_is_condemned_cannot_be_pinned_or_restored() -> None:
         roots.pin("x", C, who="ann")
     with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
         roots.claim("r", C, timeline=0, slot=9, who="ann")
+    with pytest.raises(ConfigurationError, match="damaged: checksum of x"):
+        roots.require_not_condemned(C)
     assert roots.read().condemned.keys() == {str(C)}
     roots.clear_condemned([str(C)])
+    roots.require_not_condemned(C)
     roots.pin("x", C, who="ann")
 
 

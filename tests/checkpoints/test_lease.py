@@ -15,6 +15,7 @@ from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.lease import (
+    LEASE_RENEW_INTERVAL,
     LEASE_TTL,
     Lease,
     LeaseHeldError,
@@ -283,6 +284,19 @@ def test_eviction_raises_the_token_and_frees_the_lease(
     assert evict_lease_holder(MemoryStore(), "p") == 0
 
 
+def test_a_lost_lease_is_known_as_lost_whatever_the_etags(clock: ManualClock) -> None:
+    """ETags have no order: that of the successor may sort before or behind one's own."""
+    orders = set[bool]()
+    while len(orders) < 2:
+        memory = MemoryStore()
+        one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+        before = memory.get("p/lease.json").etag
+        evict_lease_holder(memory, "p")
+        orders.add(memory.get("p/lease.json").etag < before)
+        with pytest.raises(LeaseLostError, match="token 2"):
+            one.renew()
+
+
 def test_a_released_lease_stays_released(memory: MemoryStore, clock: ManualClock) -> None:
     """After release, check refuses; releasing a lost lease is silent."""
     one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
@@ -331,6 +345,36 @@ def test_an_observer_measures_silence_on_its_own_clock(
     assert (watch.silent_seconds, watch.renewals_seen) == (0, 1)
     clock.advance(LEASE_TTL + 0.1)
     assert watch.is_expired(watch.observe())
+
+
+@pytest.mark.parametrize(("silent", "expired"), [(6.0, False), (6.1, True)])
+def test_a_lease_may_be_taken_after_six_seconds_of_silence(
+    memory: MemoryStore, clock: ManualClock, silent: float, expired: bool
+) -> None:
+    """Three renewals fit into them, as docs/architecture.md says: one that is late costs nothing."""
+    Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    watch = LeaseObserver(memory, "p", clock)
+    watch.observe()
+    clock.advance(silent)
+    assert watch.is_expired(watch.observe()) is expired
+    assert 3 * LEASE_RENEW_INTERVAL == 6.0
+
+
+def test_a_driver_has_ended_once_it_no_longer_holds_the_lease(
+    memory: MemoryStore, clock: ManualClock
+) -> None:
+    """It has released the lease, lost it to another driver, fallen silent, or never had one."""
+    watch = LeaseObserver(memory, "p", clock)
+    assert watch.has_ended(1)
+    one = Lease.acquire(memory, "p", far_away("one"), clock=clock)
+    assert not watch.has_ended(one.token)
+    one.release()
+    assert watch.has_ended(one.token)
+    two = Lease.acquire(memory, "p", far_away("two"), clock=clock)
+    assert watch.has_ended(one.token)
+    assert not watch.has_ended(two.token)
+    clock.advance(LEASE_TTL + 1)
+    assert watch.has_ended(two.token)
 
 
 def test_a_slow_answer_is_no_silence(clock: ManualClock) -> None:

@@ -224,6 +224,16 @@ def test_a_restore_may_return_to_an_abandoned_timeline(log: SlotLog, author: Aut
     assert [f.epoch.id for f in log.epochs_between(2, 1, 9)] == [*[m.id for m in old[:4]], last.id]
 
 
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 2), (2, 3), (3, 2)])
+def test_both_ends_of_a_stretch_of_epochs_belong_to_it(
+    log: SlotLog, author: Author, first: int, last: int
+) -> None:
+    """A follower that asks for the slots up to one of them gets no later one."""
+    author.extend(log, 4)
+    found = [filled.record.slot for filled in log.epochs_between(0, first, last)]
+    assert found == list(range(first, last + 1))
+
+
 def test_two_restores_cannot_both_win(log: SlotLog, author: Author) -> None:
     """Two forks from one head need the same slot; the loser sees the winner."""
     one, two = author.extend(log, 2)

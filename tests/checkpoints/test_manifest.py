@@ -24,12 +24,14 @@ from tidegate.checkpoints.manifest import (
     Counters,
     ForkRecord,
     Manifest,
+    OpenBarrierState,
     RetiredEpoch,
     parse_record,
 )
 from tidegate.checkpoints.pipeline_identity import ensure_identity, read_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, PoisonError
+from tidegate.time_units import TICK_MIN
 
 if TYPE_CHECKING:
     from tests.checkpoints.conftest import Author
@@ -224,3 +226,57 @@ def test_a_barrier_has_its_deadline_on_the_wall_clock(
     )
     assert manifest.find_barrier_deadline(None) is None
     assert manifest.find_barrier_deadline(20) == deadline
+
+
+def test_an_open_barrier_tells_its_age_and_who_is_missing(author: Author, log: SlotLog) -> None:
+    """The age is that of the pipeline's clock; members that are idle or done are not awaited."""
+    opened = {"id": 7, "opened": 80, "arrivals": {"b/0": {}, "a/0": {}}}
+    statuses = {"d/0": "active", "c/0": "active", "a/0": "active", "e/0": "idle", "f/0": "done"}
+    manifest = author.manifest(
+        log.head(),
+        decider={"clock": 101, "barriers": {"open": [opened]}},
+        decision={"statuses": statuses, "blocked": ["a/0", "b/0"]},
+    )
+    assert manifest.open_barriers == [
+        OpenBarrierState(id=7, age=21, arrived=("a/0", "b/0"), awaited=("c/0", "d/0"))
+    ]
+    assert manifest.blocked_members == ["a/0", "b/0"]
+
+
+def test_the_newest_event_times_are_those_that_were_seen(author: Author, log: SlotLog) -> None:
+    """A member that has shown no event time yet is left out; time 0 is a time."""
+    members = {"a/0": {"seen": 0}, "b/0": {"seen": None}, "b/1": {"seen": 9}}
+    manifest = author.manifest(log.head(), decider={"members": members})
+    assert manifest.newest_times == {"a/0": 0, "b/1": 9}
+
+
+def test_each_source_tells_when_its_oldest_object_arrived(author: Author, log: SlotLog) -> None:
+    """The earliest arrival of all its members counts; those without objects tell nothing."""
+    cut = {"a/0": {"arrived": 7}, "a/1": {"arrived": 5}, "a/2": {}, "b/0": {"arrived": 6}}
+    assert author.manifest(log.head(), cut=cut).find_oldest_arrivals() == {"a": 5, "b": 6}
+
+
+def test_the_state_of_streams_and_the_section_are_read_back(author: Author, log: SlotLog) -> None:
+    """The next epoch goes on with what the writer of this one noted."""
+    manifest = author.manifest(
+        log.head(), notes={"streams": {"asked": [["pause", "x"]]}}, decision={"section": 3}
+    )
+    assert manifest.stream_state == {"asked": [["pause", "x"]]}
+    assert manifest.section == 3
+
+
+def test_an_epoch_without_a_decision_reads_as_nothing_yet(author: Author, log: SlotLog) -> None:
+    """Batches of jobs and the first epoch have no barriers, times, frontiers and streams."""
+    manifest = author.manifest(log.head())
+    assert (manifest.open_barriers, manifest.blocked_members) == ([], [])
+    assert (manifest.newest_times, manifest.find_oldest_arrivals()) == ({}, {})
+    assert (manifest.frontier_before, manifest.frontier_after) == (TICK_MIN, TICK_MIN)
+    assert (manifest.release_after, manifest.section) == ((0, TICK_MIN), 0)
+    assert (manifest.frontier_holder, manifest.stream_state) == (None, {})
+
+
+def test_of_several_bad_fields_the_first_is_named() -> None:
+    """The error for a damaged record says how many fields are bad and where to look first."""
+    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"slot": "x", "created_at": "y"}
+    with pytest.raises(PoisonError, match=r"2 bad fields, first: \('slot',\)"):
+        parse_record(json.dumps(data).encode())

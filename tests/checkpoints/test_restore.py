@@ -8,6 +8,7 @@ import pytest
 from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
+from tidegate.checkpoints.batch_notes import SinkPlan, SinkRewind
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.errors import HeadMovedError
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
@@ -51,6 +52,37 @@ def test_a_restore_end_to_end_on_every_store(
     commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="test")
     assert author.seal(log).parent == str(manifests[1].id)
     assert log.open_checkpoint(manifests[3].id).epoch == manifests[3]
+
+
+@pytest.mark.parametrize("slot", [1, 2, 3])
+def test_a_plan_counts_the_epochs_behind_its_target(
+    log: SlotLog, author: Author, slot: int
+) -> None:
+    """The target itself stays, also if it is the first epoch of all or the head."""
+    target = author.extend(log, 3)[slot - 1]
+    plan = plan_restore(log, target.id)
+    assert (plan.epochs_rewound, plan.epochs_regained) == (3 - slot, 0)
+    assert plan.rows["read"] == 10 * (3 - slot)
+
+
+@pytest.mark.parametrize("rewind", SinkRewind)
+def test_only_a_sink_that_cannot_follow_stops_a_restore(
+    log: SlotLog, author: Author, clock: ManualClock, rewind: SinkRewind
+) -> None:
+    """Each other sink follows a restore in its way, and the one that cannot is named."""
+    target, _ = author.extend(log, 2)
+    sinks = (
+        SinkPlan(query="first", sink="files", newest=2, batch=1, rewind=SinkRewind.LOG),
+        SinkPlan(query="orders", sink="topic", newest=2, batch=1, rewind=rewind),
+    )
+    plan = plan_restore(log, target.id).model_copy(update={"sinks": sinks})
+    lease = lease_of(log, clock)
+    if rewind is SinkRewind.REFUSED:
+        with pytest.raises(ConfigurationError, match="orders"):
+            commit_restore(log, lease, plan, request_id="r", who="ann", why="")
+    else:
+        commit_restore(log, lease, plan, request_id="r", who="ann", why="")
+    assert log.head().timeline == (rewind is not SinkRewind.REFUSED)
 
 
 def test_a_plan_changes_nothing(log: SlotLog, author: Author) -> None:
@@ -231,11 +263,30 @@ def test_a_lease_that_is_lost_while_the_target_is_claimed_ends_the_restore(
 def test_the_newest_fifty_histories_of_restores_are_shown(memory: MemoryStore) -> None:
     """They are ordered by their first step, and older ones stay in the bucket."""
     for number in range(60):
-        step = RestoreAuditEntry(what=RestoreEvent.ASKED, who="ann", at=(number * 7) % 60)
-        trail = RestoreAudit(request=f"r{number:02d}", steps=(step,))
+        at = (number * 7) % 60
+        asked = RestoreAuditEntry(what=RestoreEvent.ASKED, who="ann", at=at)
+        approved = RestoreAuditEntry(what=RestoreEvent.APPROVED, who="bob", at=900 - at)
+        trail = RestoreAudit(request=f"r{number:02d}", steps=(asked, approved))
         memory.put(BucketLayout("p").restore_audit_key(trail.request), trail.to_bytes())
     shown = [trail.steps[0].at for trail in read_restore_audits(memory, "p")]
     assert shown == list(range(59, 9, -1))
+
+
+def test_a_look_at_the_histories_reads_at_most_two_hundred() -> None:
+    """The page asks for them each time it is opened, and none is ever deleted."""
+    read: list[str] = []
+    bucket = MemoryBucket()
+    step = RestoreAuditEntry(what=RestoreEvent.ASKED, who="ann", at=1)
+    for number in range(260):
+        trail = RestoreAudit(request=f"r{number:03d}", steps=(step,))
+        key = BucketLayout("p").restore_audit_key(trail.request)
+        bucket.objects[key] = trail.to_bytes()
+
+    def note_reads(request: StoreRequest) -> None:
+        read.extend([request.key] if request.verb == "get" else [])
+
+    assert len(read_restore_audits(MemoryStore(bucket, hook=note_reads), "p")) == 50
+    assert read == sorted(bucket.objects)[-200:]
 
 
 def test_the_history_of_a_restore_keeps_why_and_head_of_the_first_request(

@@ -438,6 +438,14 @@ def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
     assert report.bytes["state"] > 0
 
 
+@pytest.mark.parametrize("name", ["notes", "0/notes", "0/slots/notes", "0/old/a/b"])
+def test_what_somebody_else_put_into_the_bucket_is_counted_too(log: SlotLog, name: str) -> None:
+    """The report adds up to what the bucket holds, whoever wrote it and wherever it lies."""
+    log.store.put(f"{log.layout.pipeline_prefix}timelines/{name}", b"four")
+    report = retention(log).storage_report()
+    assert (sum(report.objects.values()), sum(report.bytes.values())) == (1, 4)
+
+
 def test_a_stub_is_as_good_as_its_epoch_for_a_sleeper(log: SlotLog, author: Author) -> None:
     """A rival of a retired slot loses to the stub."""
     head = log.head()
