@@ -5,8 +5,9 @@ the given dict is ever changed.
 
 `ReleaseOrder` decides up to which mark buffered rows leave (semantics.md section 3, 1 to 3). The
 mover keeps the order buffer itself. Here are only marks and, for the build window, one entry per
-epoch that read rows: when it read, in which section, and its largest time. An entry that is not
-larger than an older one adds nothing, so the list grows in age and in time.
+epoch that read rows: when it read, in which section, and its largest time. An entry with the time of
+an older one adds nothing. One with a smaller time does: it expires while the older one has to wait
+for a member that still has rows to read.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class ReleaseOrder:
             # Nothing will ever expire, so the list must not grow; or the row is late or leaves at
             # once, and does not stay.
             return
-        if not self.entries or (section, max_time) > (self.entries[-1][1], self.entries[-1][2]):
+        if all(entry[1:] != [section, max_time] for entry in self.entries):
             self.entries.append([clock, section, max_time])
 
     def latest_expired_time(self, clock: int, section: int, awaited: int | None) -> int | None:

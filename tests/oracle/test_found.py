@@ -236,3 +236,17 @@ def test_back_pressure_reads_a_member_without_a_frontier_first() -> None:
     ticks = [Tick(0, {A: rows(50, 51), B: [*DEAD_ROW, *rows(3)]}, 1), Tick(0, {}, 1)]
     pair = played([A, B], ticks, release={"max_ahead": 10})
     assert [o.consumed for o in pair.outcomes] == [{"a/0": 1, "b/0": 1}, {"a/0": 0, "b/0": 1}]
+
+
+def test_an_older_row_expires_while_a_newer_one_waits_for_a_member_with_rows() -> None:
+    """Each epoch's rows have an age of their own, also when an earlier epoch read a later time.
+
+    docs/semantics.md, section 2 (build_window) and section 3.2.
+    """
+    ticks = [
+        Tick(0, {A: rows(20), B: rows(15, 5, 5, 5, 5)}, 1),
+        Tick(1, {A: rows(10)}, 1),
+        Tick(5, {}, 1),
+    ]
+    pair = played([A, B, C], ticks, release={"build_window": 5})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [], [5, 5, 10]]
