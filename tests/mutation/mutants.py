@@ -110,16 +110,19 @@ def draw_mutants(count: int, seed: int, paths: tuple[str, ...] = CORE) -> list[M
     """Draw mutants without repetition: first places, evenly, then one operator for each place.
 
     Drawing from all pairs of place and operator would give mostly replacements of `+` and `-`,
-    for which there are eleven operators.
+    for which there are eleven operators. Each place has a lot of its own, so that a change of one
+    module leaves those drawn from the others as they are.
     """
-    dice = random.Random(seed)
     places: dict[tuple[str, Position], list[tuple[str, int]]] = {}
     for path in paths:
         for operator, occurrence, start in _find_places(path):
             places.setdefault((path, start), []).append((operator, occurrence))
+    dice = {place: random.Random(f"{seed} {place}") for place in places}
+    lots = {place: own.random() for place, own in dice.items()}
     found = []
-    for path, start in dice.sample(sorted(places), len(places)):
-        mutant = _build_mutant(path, *dice.choice(places[path, start]), start)
+    for path, start in sorted(places, key=lots.__getitem__):
+        operator, occurrence = dice[path, start].choice(places[path, start])
+        mutant = _build_mutant(path, operator, occurrence, start)
         if mutant is not None:
             found.append(mutant)
         if len(found) == count:

@@ -64,6 +64,15 @@ def test_the_same_seed_draws_the_same_mutants(module: str) -> None:
     assert len({mutant.key for mutant in first}) == len(first)
 
 
+def test_a_change_of_one_module_draws_the_same_from_another(module: str, tmp_path: Path) -> None:
+    """Results of a long run stay those of the draw while one module is repaired."""
+    (tmp_path / "other.py").write_text("def add(n):\n    return n + 1\n")
+    before = {m for m in draw_mutants(100, 1, (module, "other.py")) if m.path == module}
+    (tmp_path / "other.py").write_text("def add(n, m):\n    m.check(n)\n    return n + 1 + 2\n")
+    mutants._read.cache_clear()
+    assert {m for m in draw_mutants(100, 1, (module, "other.py")) if m.path == module} == before
+
+
 @needs_packages
 def test_every_module_of_the_core_exists_and_has_tests() -> None:
     """A renamed module or folder of tests would silently be left out."""

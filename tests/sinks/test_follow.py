@@ -9,7 +9,7 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
-from tidegate.jobs.sinks.table_follower import TableFollower
+from tidegate.jobs.sinks.table_follower import TABLE_PROPERTIES, TableFollower
 
 
 def test_applies_each_sealed_slot_once(world: World) -> None:
@@ -116,6 +116,19 @@ def test_metadata_stays_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -
     assert set(metadata.refs) == {"main", "t0-e13", "t0-e14"}
     assert len(metadata.snapshots) <= 3
     assert world.exact(sink)
+
+
+def test_small_manifests_are_merged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without merging, each commit would write a manifest list as long as the table's history."""
+    monkeypatch.setitem(TABLE_PROPERTIES, "commit.manifest.min-count-to-merge", "3")
+    sink = world.sink()
+    for _ in range(7):
+        world.seal(1)
+        sink.follow(world.log)
+    table = sink.open_table("events")
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    assert len(snapshot.manifests(table.io)) <= 3
 
 
 def test_a_group_that_a_crash_left_half_done_is_finished(

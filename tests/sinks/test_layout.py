@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.transforms import VoidTransform
 from tests.manual_clock import ManualClock
 from tests.sinks.conftest import make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
@@ -136,6 +137,19 @@ def test_the_partitioning_may_change(tmp_path: Path) -> None:
     second = "t >= '2024-02-29T00:00:00+00:00' and t < '2024-03-01T00:00:00+00:00'"
     wanted = [row["n"] for row in content(world) if row["t"].date() == dt.date(2024, 2, 29)]
     assert sorted(table.scan(row_filter=second).to_arrow()["n"].to_pylist()) == sorted(wanted)
+
+
+def test_a_partitioning_that_tidegate_does_not_know_is_replaced(tmp_path: Path) -> None:
+    """Somebody gave a table a partition by hand; new files come by the spec again."""
+    world = make_world(tmp_path)
+    world.seal(1)
+    world.sink().follow(world.log)
+    with world.sink().open_table("events").update_spec() as update:
+        update.add_field("carrier", VoidTransform())
+    world.seal(1)
+    world.sink().follow(world.log)
+    assert published(world).spec().is_unpartitioned()
+    assert world.exact(world.sink())
 
 
 def test_a_restore_takes_partitions_back(tmp_path: Path) -> None:
