@@ -93,6 +93,16 @@ def test_an_unexpected_error_is_seen() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_a_stop_between_two_tries_keeps_the_failure_as_it_is() -> None:
+    """A sink that is away when the driver ends has an outage, and not a defect."""
+    own = publisher(Sink(*[TransientError("away", code="sink.unavailable")] * 1000))
+    while own.trouble is None:
+        own.wait_below(1, 0.01)
+    own.stop()
+    with pytest.raises(TransientError, match="away"):
+        own.drain(0.0)
+
+
 def test_what_cannot_be_retried_ends_it() -> None:
     """Poison of a sink reaches the driver as it is."""
     own = publisher(Sink(TidegateError("misfit", code="sink.misfit")))

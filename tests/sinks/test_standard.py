@@ -19,7 +19,7 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.sinks.base_follower import SlotFollower
+from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
 from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
@@ -363,3 +363,15 @@ def test_a_slower_publisher_does_not_take_the_copy_of_a_ledger_back(tmp_path: Pa
     for upto in (1, 3, 2):
         SlotFollower.move_position(sink, None, FollowerPosition(0, upto))
     assert sink.read_own_position() == FollowerPosition(0, 3)
+
+
+def test_an_error_names_the_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name, without the characters around it; the others are put in."""
+    monkeypatch.setenv("HOST", "db")
+    monkeypatch.delenv("PASSWORD", raising=False)
+    assert expand_variables("host=${HOST}", "orders") == "host=db"
+    with pytest.raises(ConfigurationError) as raised:
+        expand_variables("host=${HOST} password=${PASSWORD}", "orders")
+    assert "orders" in str(raised.value)
+    assert "PASSWORD" in str(raised.value)
+    assert "{" not in str(raised.value)
