@@ -17,6 +17,7 @@ from tidegate.jobs.sinks import table_follower
 from tidegate.jobs.sinks.iceberg_catalog import StoreFileIO
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.table_files import describe_data_file
+from tidegate.jobs.sinks.table_follower import _CachedTransaction
 
 
 class Counting(LocalStore):
@@ -111,6 +112,19 @@ def test_a_commit_rewrites_no_more_entries_in_a_longer_table(tmp_path: Path) -> 
             if manifest.added_snapshot_id == newest.snapshot_id
         ]
     assert 0 < max(rewritten) < 700
+
+
+def test_a_commit_builds_the_metadata_of_a_table_once_for_each_change(tmp_path: Path) -> None:
+    """pyiceberg copies all of it at every access, which was most of a commit's time."""
+    world = make_world(tmp_path)
+    world.seal(1)
+    world.sink().follow(world.log)
+    with _CachedTransaction(world.sink().open_table("events")) as commit:
+        before = commit.table_metadata
+        assert commit.table_metadata is before
+        commit.set_properties({"owner": "ann"})
+        assert commit.table_metadata.properties["owner"] == "ann"
+        assert commit.table_metadata is commit.table_metadata
 
 
 def test_small_files_go_by_one_put() -> None:

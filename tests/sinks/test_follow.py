@@ -22,20 +22,30 @@ def test_applies_each_sealed_slot_once(world: World) -> None:
     assert (world.published_slot(), sink.lag(world.log)) == (3, 0)
 
 
+def _slots_of_snapshots(sink: IcebergSink, table: str) -> list[tuple[int, int]]:
+    """`tidegate.from` and `tidegate.upto` of each snapshot, oldest first."""
+    summaries = [s.summary for s in sink.open_table(table).metadata.snapshots if s.summary]
+    return [(int(s["tidegate.from"] or -1), int(s["tidegate.upto"] or -1)) for s in summaries]
+
+
 def test_snapshots_say_which_slots_they_hold(world: World) -> None:
-    """`tidegate.from` and `tidegate.upto` of a table's snapshots name all slots, each slot once."""
+    """Those of a table name all slots, each slot once; those of a rewind name none.
+
+    docs/architecture.md, section on the Iceberg tables.
+    """
     sink = world.sink()
     for tables in (("events",), ("events",), ("events", "hourly")):
-        world.seal(2, tables)
+        early = world.seal(2, tables).id
         sink.follow(world.log)
     for table in ("events", "hourly", "late", "checkpoints"):
-        snapshots = sink.open_table(table).metadata.snapshots
-        summaries = [s.summary for s in snapshots if s.summary is not None]
-        ends = [
-            tuple(int(s[f"tidegate.{end}"] or -1) for end in ("from", "upto")) for s in summaries
-        ]
+        ends = _slots_of_snapshots(sink, table)
         assert [first for first, _ in ends] == [1, *[last + 1 for _, last in ends[:-1]]], table
         assert ends[-1][1] == (0 if table == "late" else 6), "a table without rows waits"
+    world.seal(2)
+    sink.follow(world.log)
+    world.fork(early)
+    sink.follow(world.log)
+    assert _slots_of_snapshots(sink, "events")[-3:] == [(7, 8), (7, 6), (7, 6)]
 
 
 def test_nothing_sealed_is_nothing_to_do(world: World) -> None:
