@@ -255,6 +255,22 @@ def grouping() -> tuple[Publisher, GroupingSink]:
     return found, sink
 
 
+def test_a_sink_without_groups_is_not_asked_how_far_it_has_come() -> None:
+    """Each question costs requests; without groups everything is published after `follow`."""
+    asked: list[int] = []
+
+    class Asked(Sink):
+        def lag(self, log: SlotLog) -> int:
+            asked.append(1)
+            return super().lag(log)
+
+    own = publisher(Asked())
+    while not own.publish_seconds:
+        own.wait_below(1, 0.01)
+    own.stop()
+    assert len(asked) == 1  # when its thread began
+
+
 def test_a_group_that_is_not_full_is_published_at_the_end() -> None:
     """What the sink left for a full group counts as unpublished, and draining publishes it."""
     own, sink = grouping()
