@@ -304,6 +304,7 @@ def test_before_its_start_a_publisher_lags_by_nothing() -> None:
     """No slot counts before the driver has said where the log ends."""
     own = Publisher([Sink(behind=3)], SlotLog(MemoryStore(), "p"), NoFaults())
     assert (own.lags, own.unpublished_count) == ({"fake": 0}, 0)
+    assert Publisher([], SlotLog(MemoryStore(), "p"), NoFaults()).unpublished_count == 0
 
 
 def test_a_driver_can_be_killed_on_either_side_of_the_publishing() -> None:
