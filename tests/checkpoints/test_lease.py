@@ -189,6 +189,19 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
     assert lease.token == 1
 
 
+def test_a_store_that_never_answers_a_take_is_reported(clock: ManualClock) -> None:
+    """A driver that starts tries it several times, not for ever, and says what is wrong."""
+    writes: list[str] = []
+
+    def lose(request: StoreRequest) -> Fault | None:
+        writes.extend([request.verb] if request.is_write else [])
+        return Fault.NO_EFFECT if request.is_write else None
+
+    with pytest.raises(OutcomeUnknownError, match="no answer several times in a row"):
+        Lease.acquire(MemoryStore(hook=lose), "p", far_away("one"), clock=clock)
+    assert 1 < len(writes) < 20
+
+
 def test_a_renewal_whose_answer_was_lost_is_taken_up(clock: ManualClock) -> None:
     """The holder reads back, recognises its nonce, and goes on as the holder without another."""
     faults: list[Fault] = []
@@ -243,13 +256,27 @@ def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None
     assert lease.remaining_seconds == LEASE_TTL - 4
 
 
-def test_a_sleeper_without_a_successor_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
-    """After its time ran out, check renews; when no one took the lease, it is simply kept."""
+@pytest.mark.parametrize("slept", [LEASE_TTL, LEASE_TTL + 0.5, 60.0])
+def test_a_sleeper_without_a_successor_goes_on(
+    memory: MemoryStore, clock: ManualClock, slept: float
+) -> None:
+    """Once its time ran out, check renews; when no one took the lease, it is simply kept."""
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
-    clock.advance(60)
-    assert lease.remaining_seconds < 0
+    clock.advance(slept)
+    assert lease.remaining_seconds <= 0
     lease.ensure_held()
     assert lease.remaining_seconds == LEASE_TTL
+
+
+def test_a_check_while_its_time_runs_costs_no_request(clock: ManualClock) -> None:
+    """The driver checks its lease in each epoch; only the thread renews it meanwhile."""
+    asked: list[str] = []
+    store = MemoryStore(hook=lambda request: asked.append(request.verb))
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    asked.clear()
+    clock.advance(LEASE_TTL - 0.1)
+    lease.ensure_held()
+    assert asked == []
 
 
 def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
