@@ -292,9 +292,7 @@ def test_a_look_at_the_histories_reads_at_most_two_hundred() -> None:
 def test_a_history_without_a_step_is_not_shown(memory: MemoryStore) -> None:
     """What has no first step has no place in the order of the page, and does not break it."""
     record_restore_event(memory, "p", "r1", RestoreEvent.ASKED, who="ann")
-    memory.put(
-        BucketLayout("p").restore_audit_key("r2"), RestoreAudit(request="r2").to_bytes()
-    )
+    memory.put(BucketLayout("p").restore_audit_key("r2"), RestoreAudit(request="r2").to_bytes())
     assert [trail.request for trail in read_restore_audits(memory, "p")] == ["r1"]
 
 
