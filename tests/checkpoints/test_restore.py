@@ -296,6 +296,16 @@ def test_a_history_without_a_step_is_not_shown(memory: MemoryStore) -> None:
     assert [trail.request for trail in read_restore_audits(memory, "p")] == ["r1"]
 
 
+def test_a_step_of_a_restore_is_noted_once_for_each_person(memory: MemoryStore) -> None:
+    """A task that is tried again adds nothing; another person or another step is a new entry."""
+    asked, approved, failed = RestoreEvent.ASKED, RestoreEvent.APPROVED, RestoreEvent.FAILED
+    steps = [(approved, "bob"), (asked, "ann"), (asked, "cy"), (approved, "ann"), (failed, "ann")]
+    for what, who in [*steps, *steps[:2], *steps]:
+        trail = record_restore_event(memory, "p", "r", what, who=who, detail="first")
+    assert [(step.what, step.who) for step in trail.steps] == steps
+    assert read_restore_audits(memory, "p") == [trail]
+
+
 def test_the_history_of_a_restore_keeps_why_and_head_of_the_first_request(
     memory: MemoryStore,
 ) -> None:

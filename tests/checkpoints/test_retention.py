@@ -5,6 +5,7 @@ What goes, what stays, and that nothing referenced is ever deleted.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRe
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
@@ -27,6 +29,8 @@ from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tidegate.checkpoints.store import ObjectInfo, Store
 
 EAGER = RetentionPolicy(keep_last=2, keep_for=0, grace=0)
@@ -302,6 +306,21 @@ def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> No
     ).run()
     expected = (0, 1) if isinstance(store, MemoryStore) else (1, 0)  # memory knows no times
     assert (report.kept_by_grace, len(report.deleted)) == expected
+
+
+def test_a_file_from_the_future_is_young(tmp_path: Path, author: Author) -> None:
+    """The clock of the store may be ahead of that of the run; what it has just written stays."""
+    log = SlotLog(LocalStore(tmp_path), "p")
+    author.seal(log, with_files=True)
+    spare = author.file(log.store, CheckpointId(0, 1, generate_attempt_id()))
+    os.utime(tmp_path / spare.key, (LATER / 1_000_000 + 60,) * 2)
+    for grace, spared in ((1, 1), (0, 1)):
+        policy = RetentionPolicy(keep_last=1, keep_for=0, grace=grace)
+        assert retention(log, policy).run().kept_by_grace == spared
+    os.utime(tmp_path / spare.key, (LATER / 1_000_000 - 60,) * 2)
+    for grace, spared in ((61, 1), (60, 0)):
+        policy = RetentionPolicy(keep_last=1, keep_for=0, grace=grace)
+        assert retention(log, policy).run().kept_by_grace == spared
 
 
 def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: Author) -> None:
