@@ -27,7 +27,12 @@ from tidegate.checkpoints.lease import (
     read_lease,
 )
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
+from tidegate.checkpoints.store import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+    StoreUnavailableError,
+)
 from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
 
@@ -309,6 +314,44 @@ def test_eviction_raises_the_token_and_frees_the_lease(
     assert evict_lease_holder(memory, "p", expected_token=1) == 3
     two.renew()
     assert evict_lease_holder(MemoryStore(), "p") == 0
+
+
+@pytest.mark.parametrize("renewals", [0, 1, 3])
+def test_an_eviction_comes_through_between_renewals(clock: ManualClock, renewals: int) -> None:
+    """The holder renews just before the eviction arrives: it is tried again, at most some times."""
+    bucket, left = MemoryBucket(), [renewals]
+    lease = Lease.acquire(MemoryStore(bucket), "p", far_away("one"), clock=clock)
+
+    def renew_first(request: StoreRequest) -> None:
+        if request.verb == "swap" and left[0]:
+            left[0] -= 1
+            lease.renew()
+
+    evicting = MemoryStore(bucket, hook=renew_first)
+    assert evict_lease_holder(evicting, "p") == 2
+    with pytest.raises(LeaseLostError):
+        lease.renew()
+    second = Lease.acquire(MemoryStore(bucket), "p", far_away("two"), clock=clock)
+    lease, left[0] = second, 1000
+    with pytest.raises(PreconditionFailedError, match="a renewal each time"):
+        evict_lease_holder(evicting, "p")
+    second.renew()
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER])
+def test_an_eviction_without_an_answer_is_tried_again(fault: Fault, clock: ManualClock) -> None:
+    """Whether or not the first request arrived, the holder is out afterwards."""
+    bucket, faults = MemoryBucket(), [fault]
+    lease = Lease.acquire(MemoryStore(bucket), "p", far_away("one"), clock=clock)
+    lossy = MemoryStore(
+        bucket, hook=lambda request: faults.pop() if faults and request.is_write else None
+    )
+    token = evict_lease_holder(lossy, "p")
+    view = read_lease(lossy, "p")
+    assert view is not None
+    assert (view.token, view.is_free) == (token, True)
+    with pytest.raises(LeaseLostError, match=f"token {token} is held by no one"):
+        lease.renew()
 
 
 def test_a_lost_lease_is_known_as_lost_whatever_the_etags(clock: ManualClock) -> None:
