@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,11 +42,15 @@ def nothing() -> Iterable[str]:
     return ()
 
 
-def retention(log: SlotLog, policy: RetentionPolicy = EAGER, **options: Any) -> Retention:
+def retention(
+    log: SlotLog,
+    policy: RetentionPolicy = EAGER,
+    external: Callable[[], Iterable[str]] = nothing,
+    **options: Any,
+) -> Retention:
     """Retention at a time when everything is old."""
-    return Retention(
-        log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options
-    )
+    clock = ManualClock(wall_ticks=LATER)
+    return Retention(log, policy, external=external, clock=clock, workers=1, **options)
 
 
 def state(log: SlotLog) -> dict[int, str]:
@@ -157,18 +161,43 @@ def test_a_restore_that_is_tried_again_elsewhere_keeps_both_claims(
 
 
 def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> None:
-    """A retired epoch's table files live on in a table's snapshot; addresses of any form count."""
+    """A retired epoch's table files live on in a table's snapshot."""
     manifests = author.extend(log, 4, with_files=True)
     kept = [m.files["events"][0].key for m in manifests[:2]]
-    Retention(
-        log,
-        EAGER,
-        external=lambda: [log.store.uri(key) for key in kept],
-        clock=ManualClock(wall_ticks=LATER),
-        workers=1,
-    ).run()
+    retention(log, external=lambda: [log.store.uri(key) for key in kept]).run()
     assert all(log.store.stat(key) for key in kept)
     assert all(log.store.stat(m.segments[0].key) is None for m in manifests[:2])
+
+
+@pytest.mark.parametrize(
+    ("address", "stays"),
+    [
+        ("s3://bucket/{key}", True),
+        ("s3a://bucket/{key}", True),
+        ("s3a://other/{key}", False),
+        ("file:///bucket/{key}", False),
+    ],
+)
+def test_an_address_in_a_snapshot_means_the_same_object_in_each_form(
+    memory: MemoryStore, author: Author, address: str, *, stays: bool
+) -> None:
+    """Spark writes `s3a:` where the store says `s3:`; addresses of other buckets keep nothing."""
+    memory.url = "s3://bucket"
+    log = SlotLog(memory, "p")
+    key = author.extend(log, 3, with_files=True)[0].files["events"][0].key
+    retention(log, external=lambda: [address.format(key=key)]).run()
+    assert (memory.stat(key) is not None) is stays
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_path_in_a_snapshot_means_the_file_of_a_local_store(
+    tmp_path: Path, author: Author, prefix: str
+) -> None:
+    """A table catalog writes a path with or without its scheme."""
+    log = SlotLog(LocalStore(tmp_path), "p")
+    key = author.extend(log, 3, with_files=True)[0].files["events"][0].key
+    retention(log, external=lambda: [f"{prefix}{tmp_path}/{key}"]).run()
+    assert log.store.stat(key) is not None
 
 
 def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
