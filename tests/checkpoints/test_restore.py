@@ -63,6 +63,17 @@ def test_a_plan_counts_the_epochs_behind_its_target(
     plan = plan_restore(log, target.id)
     assert (plan.epochs_rewound, plan.epochs_regained) == (3 - slot, 0)
     assert plan.rows["read"] == 10 * (3 - slot)
+    assert (plan.target, plan.head) == (str(target.id), str(log.head().checkpoint))
+    assert plan.since == target.created_at
+    assert (plan.timeline, plan.slot, plan.sha256) == (0, 3, log.head().sha256)
+
+
+def test_before_the_first_epoch_there_is_no_head_to_leave(log: SlotLog) -> None:
+    """A plan for the beginning of an empty pipeline names no checkpoint and takes nothing back."""
+    plan = plan_restore(log, None)
+    assert (plan.head, plan.target, plan.since, plan.sha256) == (None, None, None, None)
+    assert (plan.epochs_rewound, plan.epochs_regained, plan.spec_changed) == (0, 0, False)
+    assert set(plan.rows.values()) == {0}
 
 
 @pytest.mark.parametrize("rewind", SinkRewind)

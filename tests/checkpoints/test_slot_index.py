@@ -84,6 +84,20 @@ def test_a_listing_reads_the_pages_that_hold_slots(
 
 
 @small_pages
+@pytest.mark.parametrize("last", [None, 1, 4, 5, 8, 9, 12, 99])
+@pytest.mark.parametrize("first", [1, 3, 4, 5, 8, 9])
+def test_a_listing_begins_and_ends_where_it_is_told_to(
+    log: SlotLog, bucket: MemoryBucket, author: Author, first: int, last: int | None
+) -> None:
+    """Both ends belong to it, wherever on a page they are, and no other page is read."""
+    author.extend(log, 10)
+    reader = Reader(bucket)
+    slots = [row.slot for row in reader.index.iterate_summaries(0, first=first, last=last)]
+    assert slots == list(range(first, min(last or 10, 10) + 1))
+    assert reader.pages == [f"t0-{page:07d}.json" for page in sorted({(s - 1) // 4 for s in slots})]
+
+
+@small_pages
 @pytest.mark.parametrize(("last", "pages"), [(4, [0]), (5, [0, 1]), (8, [0, 1]), (9, [0, 1, 2])])
 def test_going_back_from_an_old_slot_reads_no_newer_page(
     log: SlotLog, bucket: MemoryBucket, author: Author, last: int, pages: list[int]
