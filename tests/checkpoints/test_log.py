@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,6 +169,26 @@ def test_an_undecided_seal_can_be_asked_again(author: Author, clock: ManualClock
     assert tries[1] - tries[0] < 0.1 < tries[-1] - tries[-2]
     down[0] = False
     assert isinstance(log.seal(manifest), Sealed)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+@pytest.mark.parametrize("budget", [0.0, 1.0, 3.0, 30.0])
+def test_a_seal_never_waits_beyond_its_budget(
+    author: Author, clock: ManualClock, budget: float, chance: float
+) -> None:
+    """However chance varies the pauses: none is longer than two seconds, and none crosses the end."""
+    tries: list[float] = []
+
+    def refuse(request: StoreRequest) -> Fault | None:
+        tries.extend([clock.monotonic()] if request.verb == "create" else [])
+        return Fault.REFUSED if request.verb in {"create", "get"} else None
+
+    store, began = MemoryStore(hook=refuse), clock.monotonic()
+    log = SlotLog(store, "p", clock=clock, seal_budget=budget, jitter=lambda: chance)
+    with pytest.raises(SealUndecidedError):
+        log.seal(author.manifest(log.head()))
+    assert budget - 2.0 < clock.monotonic() - began <= budget
+    assert all(later - earlier < 2.001 for earlier, later in pairwise(tries))
 
 
 def test_counters_that_do_not_add_up_are_never_sealed(log: SlotLog, author: Author) -> None:
