@@ -27,7 +27,12 @@ from tidegate.checkpoints.lease import (
     read_lease,
 )
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
+from tidegate.checkpoints.store import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    Store,
+    StoreUnavailableError,
+)
 from tidegate.errors import ConfigurationError, FencedError, PoisonError
 
 
@@ -189,6 +194,19 @@ def test_a_lost_answer_to_the_first_take_is_read_back(fault: Fault, clock: Manua
     assert lease.token == 1
 
 
+def test_a_store_that_never_answers_a_take_is_reported(clock: ManualClock) -> None:
+    """A driver that starts tries it several times, not for ever, and says what is wrong."""
+    writes: list[str] = []
+
+    def lose(request: StoreRequest) -> Fault | None:
+        writes.extend([request.verb] if request.is_write else [])
+        return Fault.NO_EFFECT if request.is_write else None
+
+    with pytest.raises(OutcomeUnknownError, match="no answer several times in a row"):
+        Lease.acquire(MemoryStore(hook=lose), "p", far_away("one"), clock=clock)
+    assert 1 < len(writes) < 20
+
+
 def test_a_renewal_whose_answer_was_lost_is_taken_up(clock: ManualClock) -> None:
     """The holder reads back, recognises its nonce, and goes on as the holder without another."""
     faults: list[Fault] = []
@@ -243,13 +261,27 @@ def test_the_holders_time_counts_from_before_it_sent(clock: ManualClock) -> None
     assert lease.remaining_seconds == LEASE_TTL - 4
 
 
-def test_a_sleeper_without_a_successor_goes_on(memory: MemoryStore, clock: ManualClock) -> None:
-    """After its time ran out, check renews; when no one took the lease, it is simply kept."""
+@pytest.mark.parametrize("slept", [LEASE_TTL, LEASE_TTL + 0.5, 60.0])
+def test_a_sleeper_without_a_successor_goes_on(
+    memory: MemoryStore, clock: ManualClock, slept: float
+) -> None:
+    """Once its time ran out, check renews; when no one took the lease, it is simply kept."""
     lease = Lease.acquire(memory, "p", far_away("one"), clock=clock)
-    clock.advance(60)
-    assert lease.remaining_seconds < 0
+    clock.advance(slept)
+    assert lease.remaining_seconds <= 0
     lease.ensure_held()
     assert lease.remaining_seconds == LEASE_TTL
+
+
+def test_a_check_while_its_time_runs_costs_no_request(clock: ManualClock) -> None:
+    """The driver checks its lease in each epoch; only the thread renews it meanwhile."""
+    asked: list[str] = []
+    store = MemoryStore(hook=lambda request: asked.append(request.verb))
+    lease = Lease.acquire(store, "p", far_away("one"), clock=clock)
+    asked.clear()
+    clock.advance(LEASE_TTL - 0.1)
+    lease.ensure_held()
+    assert asked == []
 
 
 def test_an_absent_store_is_not_a_loss(clock: ManualClock) -> None:
@@ -282,6 +314,44 @@ def test_eviction_raises_the_token_and_frees_the_lease(
     assert evict_lease_holder(memory, "p", expected_token=1) == 3
     two.renew()
     assert evict_lease_holder(MemoryStore(), "p") == 0
+
+
+@pytest.mark.parametrize("renewals", [0, 1, 3])
+def test_an_eviction_comes_through_between_renewals(clock: ManualClock, renewals: int) -> None:
+    """The holder renews just before the eviction arrives: it is tried again, at most some times."""
+    bucket, left = MemoryBucket(), [renewals]
+    lease = Lease.acquire(MemoryStore(bucket), "p", far_away("one"), clock=clock)
+
+    def renew_first(request: StoreRequest) -> None:
+        if request.verb == "swap" and left[0]:
+            left[0] -= 1
+            lease.renew()
+
+    evicting = MemoryStore(bucket, hook=renew_first)
+    assert evict_lease_holder(evicting, "p") == 2
+    with pytest.raises(LeaseLostError):
+        lease.renew()
+    second = Lease.acquire(MemoryStore(bucket), "p", far_away("two"), clock=clock)
+    lease, left[0] = second, 1000
+    with pytest.raises(PreconditionFailedError, match="a renewal each time"):
+        evict_lease_holder(evicting, "p")
+    second.renew()
+
+
+@pytest.mark.parametrize("fault", [Fault.NO_EFFECT, Fault.LOST_ANSWER])
+def test_an_eviction_without_an_answer_is_tried_again(fault: Fault, clock: ManualClock) -> None:
+    """Whether or not the first request arrived, the holder is out afterwards."""
+    bucket, faults = MemoryBucket(), [fault]
+    lease = Lease.acquire(MemoryStore(bucket), "p", far_away("one"), clock=clock)
+    lossy = MemoryStore(
+        bucket, hook=lambda request: faults.pop() if faults and request.is_write else None
+    )
+    token = evict_lease_holder(lossy, "p")
+    view = read_lease(lossy, "p")
+    assert view is not None
+    assert (view.token, view.is_free) == (token, True)
+    with pytest.raises(LeaseLostError, match=f"token {token} is held by no one"):
+        lease.renew()
 
 
 def test_a_lost_lease_is_known_as_lost_whatever_the_etags(clock: ManualClock) -> None:

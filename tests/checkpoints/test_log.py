@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +19,12 @@ from tidegate.checkpoints.slot_log import (
     SlotTaken,
     _build_lineage,
 )
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import ConfigurationError, PoisonError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.checkpoints.conftest import Author
 
 
@@ -34,9 +37,10 @@ def script(*faults: Fault | None) -> MemoryStore:
 
 
 def test_an_empty_log_is_before_the_first_slot(log: SlotLog) -> None:
-    """The head of nothing is slot 0 of timeline 0, without a parent."""
+    """The head of nothing is slot 0 of timeline 0, without a parent and without state."""
     head = log.head()
     assert (head.timeline, head.slot, head.checkpoint, head.sha256) == (0, 0, None, None)
+    assert (head.segments, head.next_slot) == ([], 1)
 
 
 def test_sealed_epochs_chain_on_every_store(store: Store, author: Author) -> None:
@@ -55,15 +59,25 @@ def test_sealed_epochs_chain_on_every_store(store: Store, author: Author) -> Non
 
 
 def test_the_head_costs_one_list_and_one_get(author: Author) -> None:
-    """Finding the newest of many epochs takes two requests."""
+    """Finding the newest of many epochs takes two requests, and the listing names one of them."""
     asked: list[str] = []
+    limits = set[int | None]()
+
+    class WatchedStore(MemoryStore):
+        def list_objects(
+            self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+        ) -> Iterator[ObjectInfo]:
+            limits.add(limit)
+            return super().list_objects(prefix, start_after=start_after, limit=limit)
+
     bucket = MemoryBucket()
     author.extend(SlotLog(MemoryStore(bucket), "p"), 30)
-    watched = SlotLog(MemoryStore(bucket, hook=lambda request: asked.append(request.verb)), "p")
+    watched = SlotLog(WatchedStore(bucket, hook=lambda request: asked.append(request.verb)), "p")
     assert watched.head().slot == 30
     assert asked == ["list", "get"]
     assert watched.head().slot == 30
     assert asked == ["list", "get", "list"], "what the listing still names was read"
+    assert limits == {1}
     author.extend(SlotLog(MemoryStore(bucket), "p"), 1)
     assert watched.head().slot == 31
 
@@ -131,21 +145,50 @@ def test_a_late_put_is_a_correct_epoch_and_the_next_driver_goes_on_after_it(
 
 
 def test_an_undecided_seal_can_be_asked_again(author: Author, clock: ManualClock) -> None:
-    """Sealing the same record later finds it in its slot."""
-    down = [True]
-    store = MemoryStore(
-        hook=lambda request: (
-            Fault.REFUSED if down[0] and request.verb in {"create", "get"} else None
-        )
-    )
+    """Sealing the same record later finds it in its slot.
+
+    While the store is away, it is asked more and more seldom, until the budget is used up.
+    """
+    down, tries = [True], list[float]()
+
+    def refuse(request: StoreRequest) -> Fault | None:
+        if not down[0] or request.verb not in {"create", "get"}:
+            return None
+        if request.verb == "create":
+            tries.append(clock.monotonic())
+        assert len(tries) < 30, "it is asked without a pause"
+        return Fault.REFUSED
+
+    store = MemoryStore(hook=refuse)
     log = SlotLog(store, "p", clock=clock, seal_budget=5.0)
     manifest = author.manifest(log.head())
     before = clock.monotonic()
     with pytest.raises(SealUndecidedError):
         log.seal(manifest)
-    assert clock.monotonic() - before <= 5.0
+    assert 2.5 < tries[-1] - before <= clock.monotonic() - before <= 5.0
+    assert tries[1] - tries[0] < 0.1 < tries[-1] - tries[-2]
     down[0] = False
     assert isinstance(log.seal(manifest), Sealed)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+@pytest.mark.parametrize("budget", [0.0, 1.0, 3.0, 30.0])
+def test_a_seal_never_waits_beyond_its_budget(
+    author: Author, clock: ManualClock, budget: float, chance: float
+) -> None:
+    """However chance varies the pauses: none is longer than two seconds, and none crosses the end."""
+    tries: list[float] = []
+
+    def refuse(request: StoreRequest) -> Fault | None:
+        tries.extend([clock.monotonic()] if request.verb == "create" else [])
+        return Fault.REFUSED if request.verb in {"create", "get"} else None
+
+    store, began = MemoryStore(hook=refuse), clock.monotonic()
+    log = SlotLog(store, "p", clock=clock, seal_budget=budget, jitter=lambda: chance)
+    with pytest.raises(SealUndecidedError):
+        log.seal(author.manifest(log.head()))
+    assert budget - 2.0 < clock.monotonic() - began <= budget
+    assert all(later - earlier < 2.001 for earlier, later in pairwise(tries))
 
 
 def test_counters_that_do_not_add_up_are_never_sealed(log: SlotLog, author: Author) -> None:
@@ -164,10 +207,11 @@ def test_a_restore_opens_the_next_timeline_after_its_target(log: SlotLog, author
     """After a fork the head is at the target, and the next epoch goes on from it in the new
     timeline.
     """
-    one, two, _ = author.extend(log, 3)
+    one, two, _ = author.extend(log, 3, with_files=True)
     restore(log, two.id)
     head = log.head()
     assert (head.timeline, head.slot, head.record) == (1, 2, two)
+    assert (len(head.segments), head.segments) == (1, two.segments)
     assert head.fork is not None
     after = author.seal(log)
     assert str(after.id).startswith("t1-000003-")

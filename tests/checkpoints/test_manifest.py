@@ -110,6 +110,14 @@ def test_an_unknown_field_is_refused() -> None:
         parse_record(json.dumps(data).encode())
 
 
+@pytest.mark.parametrize("value", ["7", 7.0, True, None])
+def test_a_number_of_another_type_is_refused(value: object) -> None:
+    """Written again, such a record would have other bytes, and the hash of the chain would not fit."""
+    data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {"created_at": value}
+    with pytest.raises(PoisonError, match=r"1 bad fields, first: \('created_at',\)"):
+        parse_record(json.dumps(data).encode())
+
+
 @settings(deadline=None)  # two busy cores
 @given(JSON)
 def test_canonical_bytes_are_a_fixed_point(value: object) -> None:
@@ -177,6 +185,13 @@ def test_the_row_equation() -> None:
     assert not counters.model_copy(update={"late": 0}).is_conserved()
 
 
+def test_nothing_is_counted_before_the_first_row() -> None:
+    """A pipeline starts with 0 for every count, and the rows of its first epoch are all it has."""
+    counts = Counters().model_dump(exclude={"dropped", "per_source"})
+    assert set(counts.values()) == {0}
+    assert Counters().accounted_rows() == 0
+
+
 def test_an_attempt_moves_only_forward() -> None:
     """The lifecycle allows its edges and no other; a sent attempt is aborted only on evidence."""
     attempt = AttemptLifecycle("t0-000001-ab12cd")
@@ -219,13 +234,25 @@ def test_all_first_starters_get_one_identity(fault: Fault | None) -> None:
 def test_a_barrier_has_its_deadline_on_the_wall_clock(
     author: Author, log: SlotLog, last_closed: int | None, deadline: int
 ) -> None:
-    """It is the timeout after its first arrival, or after the barrier before it closed."""
-    barriers = {"open": [{"id": 2, "opened": 80, "arrivals": {}}], "last_closed": last_closed}
+    """It is the timeout after its first arrival, or after the barrier before it closed.
+
+    Only the oldest has one: the barriers that were opened behind it wait for their turn.
+    """
+    opened = [{"id": number, "opened": at, "arrivals": {}} for number, at in ((2, 80), (3, 95))]
+    barriers = {"open": opened, "last_closed": last_closed}
     manifest = author.manifest(
         log.head(), created_at=1_000_001, decider={"clock": 101, "barriers": barriers}
     )
     assert manifest.find_barrier_deadline(None) is None
     assert manifest.find_barrier_deadline(20) == deadline
+
+
+def test_without_an_open_barrier_there_is_no_deadline(author: Author, log: SlotLog) -> None:
+    """Neither a pipeline without barriers nor one whose barriers all closed waits for one."""
+    for barriers in (None, {"open": [], "last_closed": 70}):
+        manifest = author.manifest(log.head(), decider={"clock": 101, "barriers": barriers})
+        assert manifest.find_barrier_deadline(20) is None
+        assert manifest.open_barriers == []
 
 
 def test_an_open_barrier_tells_its_age_and_who_is_missing(author: Author, log: SlotLog) -> None:

@@ -63,6 +63,17 @@ def test_a_plan_counts_the_epochs_behind_its_target(
     plan = plan_restore(log, target.id)
     assert (plan.epochs_rewound, plan.epochs_regained) == (3 - slot, 0)
     assert plan.rows["read"] == 10 * (3 - slot)
+    assert (plan.target, plan.head) == (str(target.id), str(log.head().checkpoint))
+    assert plan.since == target.created_at
+    assert (plan.timeline, plan.slot, plan.sha256) == (0, 3, log.head().sha256)
+
+
+def test_before_the_first_epoch_there_is_no_head_to_leave(log: SlotLog) -> None:
+    """A plan for the beginning of an empty pipeline names no checkpoint and takes nothing back."""
+    plan = plan_restore(log, None)
+    assert (plan.head, plan.target, plan.since, plan.sha256) == (None, None, None, None)
+    assert (plan.epochs_rewound, plan.epochs_regained, plan.spec_changed) == (0, 0, False)
+    assert set(plan.rows.values()) == {0}
 
 
 @pytest.mark.parametrize("rewind", SinkRewind)
@@ -287,6 +298,23 @@ def test_a_look_at_the_histories_reads_at_most_two_hundred() -> None:
 
     assert len(read_restore_audits(MemoryStore(bucket, hook=note_reads), "p")) == 50
     assert read == sorted(bucket.objects)[-200:]
+
+
+def test_a_history_without_a_step_is_not_shown(memory: MemoryStore) -> None:
+    """What has no first step has no place in the order of the page, and does not break it."""
+    record_restore_event(memory, "p", "r1", RestoreEvent.ASKED, who="ann")
+    memory.put(BucketLayout("p").restore_audit_key("r2"), RestoreAudit(request="r2").to_bytes())
+    assert [trail.request for trail in read_restore_audits(memory, "p")] == ["r1"]
+
+
+def test_a_step_of_a_restore_is_noted_once_for_each_person(memory: MemoryStore) -> None:
+    """A task that is tried again adds nothing; another person or another step is a new entry."""
+    asked, approved, failed = RestoreEvent.ASKED, RestoreEvent.APPROVED, RestoreEvent.FAILED
+    steps = [(approved, "bob"), (asked, "ann"), (asked, "cy"), (approved, "ann"), (failed, "ann")]
+    for what, who in [*steps, *steps[:2], *steps]:
+        trail = record_restore_event(memory, "p", "r", what, who=who, detail="first")
+    assert [(step.what, step.who) for step in trail.steps] == steps
+    assert read_restore_audits(memory, "p") == [trail]
 
 
 def test_the_history_of_a_restore_keeps_why_and_head_of_the_first_request(

@@ -5,8 +5,9 @@ What goes, what stays, and that nothing referenced is ever deleted.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,8 @@ from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRe
 
 from tidegate.checkpoints.bucket_layout import CheckpointId, generate_attempt_id
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.driver_requests import RequestKind, submit_request
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.pins import RootsFile, pin_checkpoint
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
@@ -26,6 +29,8 @@ from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tidegate.checkpoints.store import ObjectInfo, Store
 
 EAGER = RetentionPolicy(keep_last=2, keep_for=0, grace=0)
@@ -37,11 +42,15 @@ def nothing() -> Iterable[str]:
     return ()
 
 
-def retention(log: SlotLog, policy: RetentionPolicy = EAGER, **options: Any) -> Retention:
+def retention(
+    log: SlotLog,
+    policy: RetentionPolicy = EAGER,
+    external: Callable[[], Iterable[str]] = nothing,
+    **options: Any,
+) -> Retention:
     """Retention at a time when everything is old."""
-    return Retention(
-        log, policy, external=nothing, clock=ManualClock(wall_ticks=LATER), workers=1, **options
-    )
+    clock = ManualClock(wall_ticks=LATER)
+    return Retention(log, policy, external=external, clock=clock, workers=1, **options)
 
 
 def state(log: SlotLog) -> dict[int, str]:
@@ -152,18 +161,43 @@ def test_a_restore_that_is_tried_again_elsewhere_keeps_both_claims(
 
 
 def test_files_the_tables_still_reference_stay(log: SlotLog, author: Author) -> None:
-    """A retired epoch's table files live on in a table's snapshot; addresses of any form count."""
+    """A retired epoch's table files live on in a table's snapshot."""
     manifests = author.extend(log, 4, with_files=True)
     kept = [m.files["events"][0].key for m in manifests[:2]]
-    Retention(
-        log,
-        EAGER,
-        external=lambda: [log.store.uri(key) for key in kept],
-        clock=ManualClock(wall_ticks=LATER),
-        workers=1,
-    ).run()
+    retention(log, external=lambda: [log.store.uri(key) for key in kept]).run()
     assert all(log.store.stat(key) for key in kept)
     assert all(log.store.stat(m.segments[0].key) is None for m in manifests[:2])
+
+
+@pytest.mark.parametrize(
+    ("address", "stays"),
+    [
+        ("s3://bucket/{key}", True),
+        ("s3a://bucket/{key}", True),
+        ("s3a://other/{key}", False),
+        ("file:///bucket/{key}", False),
+    ],
+)
+def test_an_address_in_a_snapshot_means_the_same_object_in_each_form(
+    memory: MemoryStore, author: Author, address: str, *, stays: bool
+) -> None:
+    """Spark writes `s3a:` where the store says `s3:`; addresses of other buckets keep nothing."""
+    memory.url = "s3://bucket"
+    log = SlotLog(memory, "p")
+    key = author.extend(log, 3, with_files=True)[0].files["events"][0].key
+    retention(log, external=lambda: [address.format(key=key)]).run()
+    assert (memory.stat(key) is not None) is stays
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_path_in_a_snapshot_means_the_file_of_a_local_store(
+    tmp_path: Path, author: Author, prefix: str
+) -> None:
+    """A table catalog writes a path with or without its scheme."""
+    log = SlotLog(LocalStore(tmp_path), "p")
+    key = author.extend(log, 3, with_files=True)[0].files["events"][0].key
+    retention(log, external=lambda: [f"{prefix}{tmp_path}/{key}"]).run()
+    assert log.store.stat(key) is not None
 
 
 def test_an_undecided_attempt_is_never_touched(log: SlotLog, author: Author) -> None:
@@ -221,19 +255,30 @@ def test_a_sweep_reads_and_lists_what_is_retained_only(author: Author) -> None:
     assert costs[0] == costs[1]
 
 
-def test_what_another_run_retires_meanwhile_keeps_its_childrens_files(author: Author) -> None:
-    """The sweep reads the oldest epoch that stays; if that is a stub by then, it reads the next."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_another_run_retires_meanwhile_keeps_its_childrens_files(
+    author: Author, *, ends: bool
+) -> None:
+    """The sweep reads the oldest epoch that stays; if that is a stub by then, it reads the next.
+
+    It does so too if the other run dies before the index says what it retired.
+    """
     bucket = MemoryBucket()
     log = SlotLog(MemoryStore(bucket), "p")
     old = author.seal(log, with_files=True)
     manifests = [author.seal(log, segments=old.segments) for _ in range(4)]
     oldest = log.layout.slot_key(0, manifests[0].slot)
     CheckpointCatalog(log, workers=1).list_checkpoints()
+    reads: list[str] = []
 
     def retire(request: StoreRequest) -> None:
-        if (request.verb, request.key) == ("get", oldest):
-            sweeping.hook = None
-            retention(log).run()
+        if (request.verb, request.key) != ("get", oldest):
+            return
+        reads.append(request.key)
+        assert len(reads) < 10, "the sweep reads the stub again and again"
+        if len(reads) == 1:
+            other = retention(log)
+            other.run() if ends else other._retire_slot(manifests[0].id)
 
     sweeping = MemoryStore(bucket, hook=retire)
     retention(SlotLog(sweeping, "p"), RetentionPolicy(keep_last=4, keep_for=0, grace=0)).run()
@@ -290,6 +335,21 @@ def test_young_garbage_is_spared_for_a_while(store: Store, author: Author) -> No
     ).run()
     expected = (0, 1) if isinstance(store, MemoryStore) else (1, 0)  # memory knows no times
     assert (report.kept_by_grace, len(report.deleted)) == expected
+
+
+def test_a_file_from_the_future_is_young(tmp_path: Path, author: Author) -> None:
+    """The clock of the store may be ahead of that of the run; what it has just written stays."""
+    log = SlotLog(LocalStore(tmp_path), "p")
+    author.seal(log, with_files=True)
+    spare = author.file(log.store, CheckpointId(0, 1, generate_attempt_id()))
+    os.utime(tmp_path / spare.key, (LATER / 1_000_000 + 60,) * 2)
+    for grace, spared in ((1, 1), (0, 1)):
+        policy = RetentionPolicy(keep_last=1, keep_for=0, grace=grace)
+        assert retention(log, policy).run().kept_by_grace == spared
+    os.utime(tmp_path / spare.key, (LATER / 1_000_000 - 60,) * 2)
+    for grace, spared in ((61, 1), (60, 0)):
+        policy = RetentionPolicy(keep_last=1, keep_for=0, grace=grace)
+        assert retention(log, policy).run().kept_by_grace == spared
 
 
 def test_abandoned_timelines_are_kept_until_they_are_old(log: SlotLog, author: Author) -> None:
@@ -430,12 +490,28 @@ def test_a_run_whose_note_fails_is_finished_by_the_next(
 
 
 def test_storage_is_reported_by_kind(log: SlotLog, author: Author) -> None:
-    """Objects and bytes are counted by what they are."""
-    author.extend(log, 2, with_files=True)
+    """Objects and bytes are counted by what they are, on whatever timeline they lie."""
+    first, _ = author.extend(log, 2, with_files=True)
+    log.fork(log.head(), first.id, request_id="r", who="ann", why="")
+    author.seal(log, with_files=True)
     RootsFile(log.store, "p").condemn_damaged(CheckpointId(0, 1, "abcdef"), "x")
+    for _ in range(2):
+        submit_request(log.store, "p", RequestKind.DRAIN, who="ann", token=1)
+    CheckpointCatalog(log, workers=1).index.refresh()
     report = retention(log).storage_report()
-    assert report.objects == {"slots": 2, "state": 2, "tables": 2, "control documents": 1}
-    assert report.bytes["state"] > 0
+    assert report.objects == {
+        "slots": 4,
+        "state": 3,
+        "tables": 3,
+        "requests": 2,
+        "index": 2,
+        "control documents": 1,
+    }
+    sizes = Counter[str]()
+    for entry in log.store.list_objects("p/"):
+        sizes["state" if "/state/" in entry.key else "others"] += entry.size
+    assert report.bytes["state"] == sizes["state"]
+    assert sum(report.bytes.values()) == sizes.total()
 
 
 @pytest.mark.parametrize("name", ["notes", "0/notes", "0/slots/notes", "0/old/a/b"])

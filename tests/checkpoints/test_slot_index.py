@@ -72,15 +72,29 @@ def test_a_page_that_cannot_be_read_is_written_again(
 
 
 @small_pages
-@pytest.mark.parametrize(("epochs", "pages"), [(7, 2), (8, 2), (9, 3)])
+@pytest.mark.parametrize(("epochs", "pages"), [(0, 0), (1, 1), (7, 2), (8, 2), (9, 3)])
 def test_a_listing_reads_the_pages_that_hold_slots(
     log: SlotLog, bucket: MemoryBucket, author: Author, epochs: int, pages: int
 ) -> None:
-    """No page behind the newest slot is asked for."""
+    """No page behind the newest slot is asked for, and none of a pipeline without any."""
     author.extend(log, epochs)
     reader = Reader(bucket)
     assert len([*reader.index.iterate_summaries(0)]) == epochs
     assert reader.pages == [f"t0-{page:07d}.json" for page in range(pages)]
+
+
+@small_pages
+@pytest.mark.parametrize("last", [None, 1, 4, 5, 8, 9, 12, 99])
+@pytest.mark.parametrize("first", [1, 3, 4, 5, 8, 9])
+def test_a_listing_begins_and_ends_where_it_is_told_to(
+    log: SlotLog, bucket: MemoryBucket, author: Author, first: int, last: int | None
+) -> None:
+    """Both ends belong to it, wherever on a page they are, and no other page is read."""
+    author.extend(log, 10)
+    reader = Reader(bucket)
+    slots = [row.slot for row in reader.index.iterate_summaries(0, first=first, last=last)]
+    assert slots == list(range(first, min(last or 10, 10) + 1))
+    assert reader.pages == [f"t0-{page:07d}.json" for page in sorted({(s - 1) // 4 for s in slots})]
 
 
 @small_pages
@@ -97,18 +111,28 @@ def test_going_back_from_an_old_slot_reads_no_newer_page(
 
 
 @small_pages
+@pytest.mark.parametrize(
+    ("epochs", "kept", "left_out"),
+    [(9, 1, 2), (8, 1, 1), (7, 1, 1), (9, 4, 1), (9, 5, 1), (9, 6, 0), (3, 1, 0), (14, 9, 1)],
+)
 def test_pages_of_stubs_are_left_out_once_they_are_known(
-    log: SlotLog, bucket: MemoryBucket, author: Author
+    log: SlotLog, bucket: MemoryBucket, author: Author, epochs: int, kept: int, left_out: int
 ) -> None:
-    """After a listing has found that a page has only stubs, no further listing reads it."""
-    author.extend(log, 9)
-    policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+    """After a listing has found that a page has only stubs, no further listing reads it.
+
+    A page is left out as a whole, and each epoch that is not retired is still listed.
+    """
+    author.extend(log, epochs)
+    policy = RetentionPolicy(keep_last=kept, keep_for=0, grace=0)
     clock = ManualClock(wall_ticks=LATER)
     Retention(log, policy, external=tuple, clock=clock, workers=1).run()
-    Reader(bucket).catalog.list_checkpoints()
-    reader = Reader(bucket)
-    assert [row.slot for row in reader.catalog.list_checkpoints()] == [9]
-    assert reader.pages == ["t0-0000002.json", "t0-retired.json"]
+    for _ in range(3):
+        reader = Reader(bucket)
+        rows = [*reader.index.iterate_retained(0)]
+        assert [row.slot for row in rows if row.kind == "epoch"] == [*range(epochs + 1)][-kept:]
+    assert [row.slot for row in rows] == list(range(4 * left_out + 1, epochs + 1))
+    pages = range(left_out, (epochs + 3) // 4)
+    assert reader.pages == [*(f"t0-{page:07d}.json" for page in pages), "t0-retired.json"]
 
 
 @small_pages
@@ -141,7 +165,10 @@ def test_what_changes_without_a_new_slot_is_not_on_a_page(
 def test_the_pages_of_an_earlier_version_fit(
     log: SlotLog, bucket: MemoryBucket, author: Author
 ) -> None:
-    """Every version puts 500 slots on a page, so that no slot is listed twice or left out."""
+    """Every version puts 500 slots on a page, so that no slot is listed twice or left out.
+
+    A count that a page does not have is 0.
+    """
     head = LogHead(0, 0, None, None, None)
     for first, last in ((1, 500), (501, 1000)):
         rows = [
@@ -153,5 +180,8 @@ def test_the_pages_of_an_earlier_version_fit(
         bucket.objects[key] = canonical_bytes(rows)
     for slot in (501, 1001):
         log.seal(author.manifest(head, slot=slot))
-    listed = [row.slot for row in Reader(bucket).index.iterate_summaries(0)]
-    assert listed == list(range(1, 1002))
+    listed = [*Reader(bucket).index.iterate_summaries(0)]
+    assert [row.slot for row in listed] == list(range(1, 1002))
+    assert {(row.read, row.released, row.late, row.retained) for row in listed[:500]} == {
+        (0, 0, 0, 0)
+    }
