@@ -250,3 +250,13 @@ def test_an_older_row_expires_while_a_newer_one_waits_for_a_member_with_rows() -
     ]
     pair = played([A, B, C], ticks, release={"build_window": 5})
     assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [], [5, 5, 10]]
+
+
+def test_two_epochs_of_one_clock_have_ages_of_their_own() -> None:
+    """The row of the first leaves while that of the second waits for the member that has rows left.
+
+    docs/semantics.md, section 2 (build_window) and section 3.2.
+    """
+    ticks = [Tick(0, {A: rows(9, 10, 9)}, 1), Tick(0, {}, 1), Tick(0, {}, 1)]
+    pair = played([A, B], ticks, release={"build_window": 0})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [9], [9, 10]]
