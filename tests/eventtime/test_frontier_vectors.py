@@ -403,7 +403,7 @@ def test_a_wall_clock_without_a_cap_passes_what_was_read(frontier: str, expected
 
 
 def test_a_wall_clock_wakes_no_idle_member() -> None:
-    """A frontier that rises by itself is no activity; docs/semantics.md, section 1 (status)."""
+    """A frontier that rises by itself does not count as activity; docs/semantics.md, section 1 (status)."""
     feed = partitions(None, timeout=5, wall_clock={"lag": 0, "cap": False})
     assert [set(feed.step(now).statuses.values()) for now in (4, 5, 6, 7)] == [
         {"active"},
