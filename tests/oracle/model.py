@@ -505,7 +505,9 @@ class Model:
                 for m, one in self.members.items()
                 if one.pending and str(m) in blocked
             ]
-            self.output.raise_to(min([self.expired - (0 if self._exact else 1), *held]))
+            reach = min([self.expired - (0 if self._exact else 1), *held])
+            if reach > TICK_MIN:  # otherwise any row is held, and there is still no F
+                self.output.raise_to(reach)
 
     def _floor(self, member: Member) -> int:
         frontier = self.sources[member.source].inputs[str(member)].frontier
