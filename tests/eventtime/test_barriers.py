@@ -168,6 +168,28 @@ def test_ordinals_up_to_a_cancelled_one_are_ignored() -> None:
     assert (rig.state["missed"], "cancelled" in rig.state) == ({}, False)
 
 
+def test_a_cancel_leaves_later_barriers_open() -> None:
+    """Only the barriers up to the id of the cancel are aborted; docs/semantics.md, section 3.6."""
+    rig = Rig(identity="id")
+    rig.arrive("a", 1)
+    rig.arrive("b", 5)
+    barriers = rig.open()
+    barriers.cancel_up_to(3, 0)
+    assert [c[:2] for c in rig.close(barriers)] == [(1, ABORTED), (3, ABORTED)]
+    assert [b["id"] for b in rig.open().open] == [5]
+
+
+def test_an_aborted_id_is_remembered_only_until_a_later_one_closes() -> None:
+    """Every id up to a closed one is past, so the state does not grow with the aborted ones."""
+    rig = Rig(identity="id")
+    barriers = rig.open()
+    barriers.abort(3, 0)
+    rig.close(barriers)
+    assert rig.state["aborted"] == [3]
+    assert [rig.arrive(member, 5) for member in "abc"][2] == [(5, COMPLETE, ())]
+    assert (rig.state["aborted"], rig.state["last_id"]) == ([], 5)
+
+
 def test_the_checkpoint_class_aborts_on_timeout() -> None:
     """`on_timeout: abort`, strictly after the timeout, counted from the later of first arrival and
     previous close.
@@ -246,6 +268,60 @@ def test_two_tardy_members_are_both_on_record() -> None:
     assert rig.arrive("c") == [(1, INCOMPLETE, ("b", "c"))]
 
 
+def test_a_tardy_member_of_one_barrier_changes_no_other() -> None:
+    """Two members missed the same two barriers; the one that comes for the older one is listed there.
+
+    docs/semantics.md, sections 3.5 and 3.7.
+    """
+    rig = Rig(timeout=10)
+    for number, type_ in enumerate(("begin", "end")):
+        rig.clock = number * 100
+        rig.arrive("a", type_=type_, time=100 * number)
+        rig.tick(number * 100 + 11)
+    assert rig.arrive("b", type_="end", time=100) == [(2, INCOMPLETE, ("b",))]
+    assert rig.arrive("c", type_="begin", time=0) == [(1, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", type_="end", time=100) == [(2, INCOMPLETE, ("b", "c"))]
+
+
+def test_a_tardy_row_is_matched_by_its_own_id() -> None:
+    """A row with an id that no barrier had is not taken for a barrier that its member missed.
+
+    docs/semantics.md, section 3.5.
+    """
+    rig = Rig(identity="id", timeout=10)
+    rig.arrive("a", 3)
+    rig.arrive("b", 3)
+    assert rig.tick(11) == [(3, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 2) == []
+
+
+def test_a_member_that_goes_past_an_id_has_missed_it_for_good() -> None:
+    """It delivered a later barrier, so a row of the older one is ignored and not tardy.
+
+    docs/semantics.md, section 3.4.
+    """
+    rig = Rig(identity="id", timeout=10)
+    rig.arrive("a", 1)
+    rig.arrive("b", 1)
+    assert rig.tick(11) == [(1, INCOMPLETE, ("c",))]
+    assert [rig.arrive(member, 2) for member in "cab"] == [[], [], [(2, COMPLETE, ())]]
+    assert rig.arrive("c", 1) == []
+
+
+def test_only_members_that_ended_are_listed_as_ended() -> None:
+    """A member that is missing is not: `missing` and `ended` exclude each other.
+
+    docs/semantics.md, sections 3.4 and 3.7.
+    """
+    rig = Rig(timeout=10)
+    rig.roster["b"] = "done"
+    rig.arrive("a")
+    barriers = rig.open()
+    barriers.close_ready(11, ())
+    (closed,) = barriers.take_closed()
+    assert (closed.health.ended, closed.health.missing) == (("b",), ("c",))
+
+
 def test_what_is_remembered_of_a_silent_member_is_bounded() -> None:
     """A member that never sends a barrier does not make the state grow forever."""
     rig = Rig(timeout=0)
@@ -308,6 +384,45 @@ def test_under_pass_data_flows_behind_the_barrier_but_the_frontier_waits() -> No
     assert (step.times, step.decision.frontier_after) == ([60, 70], 50)
     feed.add("b", Barrier(71))
     assert feed.step(0).decision.frontier_after == 60
+
+
+def removable(**sections: Any) -> Feed:
+    """Partitions a, b and c of one source, which never idle."""
+    never = {"idle_timeout": "never"}
+    source = {"lag": 0, "partition_by": "folder", "coalesce": never}
+    feed = Feed(pipeline(("s",), source, coalesce=never, **sections), empty=True)
+    for partition in "abc":
+        feed.add("s", Point(1), partition=partition)
+    feed.step(0)
+    return feed
+
+
+def test_a_partition_that_is_gone_leaves_no_state_behind() -> None:
+    """Nor the barriers that it missed, so names that come and go do not make the state grow."""
+    feed = removable(barriers={"timeout": 10})
+    feed.add("s", Barrier(2), partition="a")
+    feed.add("s", Barrier(2), partition="b")
+    feed.step(1)
+    assert [b.missing for b in feed.step(12).decision.barriers] == [("s/c",)]
+    assert feed.state["barriers"]["missed"].keys() == {"s/c"}
+    feed.remove("s", "c")
+    feed.step(13)
+    assert feed.state["barriers"]["missed"] == {}
+    assert feed.state["members"].keys() == feed.state["sources"]["s"]["inputs"].keys()
+    assert feed.state["members"].keys() == {"s/a", "s/b"}
+
+
+def test_a_barrier_closes_although_a_partition_at_it_is_gone() -> None:
+    """What the partition held behind its barrier went with it; the others go on."""
+    feed = removable(barriers={"alignment": "pass"})
+    feed.add("s", Barrier(2), Point(9), partition="a")
+    feed.add("s", Barrier(2), Point(5), partition="b")
+    feed.step(1)
+    feed.step(1)
+    feed.remove("s", "a")
+    feed.add("s", Barrier(2), Point(7), partition="c")
+    assert feed.step(2).completed == (1,)
+    assert feed.step(3).frontier_after == 5
 
 
 def test_a_wall_clock_does_not_pass_a_barrier_in_the_epoch_that_closes_it() -> None:

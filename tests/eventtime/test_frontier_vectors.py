@@ -391,6 +391,28 @@ def test_a_wall_clock_frontier_of_a_new_member_never_goes_back() -> None:
     assert emitted(feed, 40)[0] == 42
 
 
+@pytest.mark.parametrize(("frontier", "expected"), [("exclusive", 37), ("inclusive", 38)])
+def test_a_wall_clock_without_a_cap_passes_what_was_read(frontier: str, expected: int) -> None:
+    """It is the clock minus its lag, one tick more if "none at or below" is declared.
+
+    docs/semantics.md, sections 1 (member frontier) and 2 (options of a source).
+    """
+    clock = {"lag": 5, "cap": False}
+    feed = partitions(None, count=1, wall_clock=clock, frontier=frontier)
+    assert emitted(feed, 42, 0, 10) == [expected]
+
+
+def test_a_wall_clock_wakes_no_idle_member() -> None:
+    """A frontier that rises by itself does not count as activity; docs/semantics.md, section 1 (status)."""
+    feed = partitions(None, timeout=5, wall_clock={"lag": 0, "cap": False})
+    assert [set(feed.step(now).statuses.values()) for now in (4, 5, 6, 7)] == [
+        {"active"},
+        {"idle"},
+        {"idle"},
+        {"idle"},
+    ]
+
+
 def test_the_idle_clock_holds_until_the_exact_instant() -> None:
     """W2: one tick before the timeout the silent input still holds.
 
@@ -505,3 +527,21 @@ def test_punctuation_alone_revives_an_idle_partition_only_if_asked(
     feed.add("s", Point(40))
     step = feed.step(52)
     assert (step.statuses["s/0"], step.frontier_after) == ("active", 40)
+
+
+@pytest.mark.parametrize("choice", ["revive", "ignore"])
+def test_punctuation_moves_an_active_partition_in_any_case(choice: str) -> None:
+    """`on_idle_punctuation` is about idle members only.
+
+    docs/semantics.md, section 2 (options of coalescing).
+    """
+    source = {
+        "lag": 0,
+        "punctuation": {"explicit": True},
+        "coalesce": {"on_idle_punctuation": choice},
+    }
+    feed = Feed(pipeline(("s",), source))
+    feed.add("s", Point(10))
+    feed.step(0)
+    feed.add("s", Punctuation(30))
+    assert feed.step(1).frontier_after == 30

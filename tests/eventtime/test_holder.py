@@ -75,6 +75,14 @@ def test_no_punctuation(source: dict[str, Any], why: str) -> None:
     assert held(feed, 1) == ("b/0", 1, why)
 
 
+def test_an_input_that_has_sent_punctuation_is_not_without() -> None:
+    """The least of those in force holds F; docs/semantics.md, section 4.4."""
+    feed = Feed(pipeline(("a", "b"), {"punctuation": {"explicit": True}}, **NEVER))
+    feed.add("a", Punctuation(10))
+    feed.add("b", Punctuation(5))
+    assert held(feed, 1) == ("b/0", 1, "no data")
+
+
 def test_buffered_rows() -> None:
     """Rows that are there and were not read yet."""
     feed = Feed(pipeline(("a", "b"), {"lag": 0}, **NEVER))

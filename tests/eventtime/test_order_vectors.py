@@ -76,6 +76,14 @@ def test_the_start_up_grace_gathers_sources_first() -> None:
     assert released == [90, 100]
 
 
+def test_the_end_of_the_start_up_grace_is_recorded_once() -> None:
+    """It used a clock, so a replay needs it; docs/semantics.md, section 1 (recorded decisions)."""
+    feed = Feed(pipeline(("a", "b"), preset="nscldaq"))
+    feed.add("a", *points(100))
+    found = [feed.step(second * S).decision.recorded for second in range(4)]
+    assert found == [(), (), ({"kind": "startup_grace_over"},), ()]
+
+
 def test_the_build_window_lets_rows_go_without_the_silent_source() -> None:
     """O3: a row leaves when it has waited exactly the build window.
 
@@ -145,7 +153,11 @@ def test_an_incomplete_barrier_names_who_is_missing() -> None:
     assert feed.step(0).times == [15]
     for second in range(10, 81, 10):
         assert closed(feed.step(second * S)) == []
-    assert closed(feed.step(81 * S)) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+    step = feed.step(81 * S)
+    assert closed(step) == [(BarrierOutcome.INCOMPLETE, ("a/0",), ("b/0",))]
+    assert step.decision.recorded == (
+        {"kind": "barrier", "id": 1, "outcome": "incomplete", "cause": "timeout"},
+    )
     released = [feed.step(second * S).times for second in (82, 92, 102)]
     assert released == [[], [], [20]]
 
@@ -255,6 +267,26 @@ def test_a_row_below_what_left_at_an_open_barrier_is_late() -> None:
     feed.add("b", *points(20, 29))
     step = feed.step(1)
     assert ([p.time for p in step.late], step.times) == ([20], [])
+
+
+def test_a_partition_that_catches_up_does_not_take_its_source_back_at_a_barrier() -> None:
+    """Rows below the source's own frontier leave although a partition that woke up is behind it.
+
+    docs/semantics.md, sections 1 (F never falls) and 3.3.
+    """
+    source = {"lag": 0, "partition_by": "folder", "coalesce": {"idle_timeout": 5}}
+    feed = Feed(pipeline(("s", "t"), source, coalesce={"idle_timeout": "never"}), empty=True)
+    feed.add("s", Point(30), partition="1")
+    for now in (0, 5):
+        feed.add("s", Point(50), partition="0")
+        feed.add("t", Point(20))
+        step = feed.step(now)
+    assert (step.statuses["s/1"], step.frontier_after) == ("idle", 20)
+    feed.add("s", Barrier(51), partition="0")
+    feed.add("s", Point(45), partition="1")
+    feed.add("t", Barrier(21))
+    step = feed.step(6)
+    assert (step.times, step.frontier_after) == ([20, 20, 30, 45], 20)
 
 
 def test_every_late_row_is_counted() -> None:

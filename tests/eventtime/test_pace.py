@@ -15,6 +15,7 @@ from tidegate.jobs.eventtime.decider import (
     select_members_ahead,
 )
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.members import resolve_partition_timeout
 
 S = 1_000_000
 A, B = Member("a"), Member("b")
@@ -87,6 +88,16 @@ def test_a_member_far_ahead_is_not_read() -> None:
     assert select_members_ahead(feed.spec, feed.state) == {A}
     feed.step(0, {"b": 1})
     assert select_members_ahead(feed.spec, feed.state) == set()
+
+
+@pytest.mark.parametrize(("time", "held"), [(15, set()), (16, {A})])
+def test_a_member_as_far_ahead_as_allowed_is_read(time: int, held: set[Member]) -> None:
+    """Only one that is ahead by more than `max_ahead` is not; docs/semantics.md, section 7.4."""
+    feed = feed_of(release={"max_ahead": "10us"})
+    feed.add("a", Point(time), Point(time))
+    feed.add("b", Point(5), Point(6))
+    feed.step(0, {"a": 1, "b": 1})
+    assert select_members_ahead(feed.spec, feed.state) == held
 
 
 def test_a_full_buffer_stops_the_members_ahead() -> None:
@@ -193,6 +204,19 @@ def test_no_timer_of_a_source_runs_while_it_has_rows_left() -> None:
     assert find_next_timer(feed.spec, feed.state) is None
     feed.step(1)
     assert find_next_timer(feed.spec, feed.state) == 51
+
+
+@pytest.mark.parametrize(("timeout", "timer"), [("60s", 50), ("59s", 59 * S)])
+def test_a_source_that_repeats_the_default_timeout_has_that_of_the_output(
+    timeout: str, timer: int
+) -> None:
+    """A source of one partition follows the output unless its timeout differs from the default.
+
+    docs/semantics.md, section 1 (members, sources and levels).
+    """
+    source = {"lag": 0, "coalesce": {"idle_timeout": timeout}}
+    spec = pipeline(("a",), source, coalesce={"idle_timeout": 50})
+    assert resolve_partition_timeout(spec, spec.sources["a"]) == timer
 
 
 def test_rows_that_no_epoch_has_read_stop_the_timer_of_a_source_without_any() -> None:

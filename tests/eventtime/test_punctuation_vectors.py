@@ -9,7 +9,7 @@ from tests.conformance.feed import Feed, Point, Punctuation, pipeline
 
 from tidegate.errors import PoisonError
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
-from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey, Survey
+from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey, Survey
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -188,7 +188,33 @@ def test_a_requested_punctuation_counts_for_a_member_that_joins_with_rows() -> N
     source = {"punctuation": {"explicit": True}, "coalesce": {"members": "discovered"}}
     feed = Feed(pipeline(("s",), source), empty=True)
     feed.add("s", Point(5))
-    assert feed.step(0, ctis=(("s", 20),)).frontier_after == 20
+    step = feed.step(0, ctis=(("s", 20),))
+    assert step.frontier_after == 20
+    assert step.decision.recorded == ({"kind": "cti", "source": "s", "time": 20},)
+
+
+@pytest.mark.parametrize(
+    ("read", "frontier"),
+    [
+        ({}, TICK_MIN),
+        ({"rows": 1, "max_time": 5}, 20),
+        ({"quarantined": 1}, 20),
+        ({"dead": 1}, 20),
+        ({"barrier": BarrierRow(0, "run", None, 5)}, 20),
+        ({"punctuation": 5}, 20),
+    ],
+)
+def test_a_member_joins_with_whatever_is_read_first_of_it(
+    read: dict[str, Any], frontier: int
+) -> None:
+    """Then a CTI of the same epoch is for it too; a member of which nothing was read has not joined.
+
+    docs/semantics.md, sections 2 (`members: discovered`) and 4.1.
+    """
+    source = {"punctuation": {"explicit": True}, "coalesce": {"members": "discovered"}}
+    spec = pipeline(("s",), source)
+    survey = Survey(0, (MemberSurvey(Member("s"), **read),), ctis=(("s", 20),))
+    assert decide(spec, create_initial_state(spec), survey).frontier_after == frontier
 
 
 def test_a_requested_punctuation_is_not_for_a_member_that_has_ended() -> None:

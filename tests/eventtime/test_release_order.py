@@ -22,3 +22,25 @@ def test_an_epoch_leaves_an_entry_from_the_mark_of_the_release_on() -> None:
     assert order.entries == []
     order.note_read(5, 1, 10)
     assert order.entries == [[5, 1, 10]]
+
+
+def test_an_epoch_leaves_no_second_entry_for_one_time() -> None:
+    """The older entry expires first, so a source that repeats its time does not make the state grow.
+
+    A time of another section is another one.
+    """
+    order = ReleaseOrder(OrderOptions(build_window=1_000))
+    order.note_read(5, 0, 10)
+    order.note_read(6, 0, 10)
+    assert order.entries == [[5, 0, 10]]
+    order.note_read(7, 1, 10)
+    assert order.entries == [[5, 0, 10], [7, 1, 10]]
+
+
+def test_entries_below_the_mark_of_the_release_are_forgotten() -> None:
+    """By section and time, whenever they were read: what has left awaits no residence."""
+    order = ReleaseOrder(OrderOptions(build_window=1_000))
+    for entry in ((0, 0, 20), (5, 1, 9), (5, 1, 10), (0, 2, 1)):
+        order.note_read(*entry)
+    order.release(ReleaseMark(1, 10))
+    assert order.entries == [[5, 1, 10], [0, 2, 1]]

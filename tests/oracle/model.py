@@ -69,10 +69,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A row in the order buffer, and when it was read."""
+    """A row in the order buffer, and the clock and number of the epoch that read it."""
 
     mark: ReleaseMark
     read_at: int
+    epoch: int
 
 
 class Model:
@@ -100,6 +101,7 @@ class Model:
         self.quiet: set[str] = set()  # sources silent for the output's timeout
         self.barriers = ModelBarriers(spec.barriers, spec.barrier_timeout)
         self.waiting: list[_Waiting] = []
+        self.epochs = 0
         self.rows = RowState()
         self.left: ReleaseMark | None = None  # greatest (section, time) that was released
         self.reached = ReleaseMark(0, TICK_MIN)  # the section and its frontier
@@ -121,6 +123,7 @@ class Model:
         worked: int | None = None,
     ) -> Outcome:
         """One cut: the steps of semantics.md section 1, "Inside an epoch"."""
+        self.epochs += 1
         last_wall = self.wall
         if self.clock is None or last_wall is None:
             self.clock = self.wall = now
@@ -145,7 +148,7 @@ class Model:
         decision = self._decide_lateness(section, outcome.before)
         moves = RowMoves(self.spec, self.rows)
         accepted = moves.judge(slices, decision)
-        self.waiting += [_Waiting(placed.mark, self.clock) for placed in accepted]
+        self.waiting += [_Waiting(placed.mark, self.clock, self.epochs) for placed in accepted]
         # A clock that was set back is in no record, so it decides nothing.
         self._frontiers(self.wall, data)
         outcome.after = TICK_MIN if self.output.frontier is None else self.output.frontier
@@ -486,10 +489,10 @@ class Model:
         if self.spec.release.mode == "pass_through":
             return
         staying = [w for w in self.waiting if w.mark.section == section and w.mark >= self.mark]
-        for read_at in {w.read_at for w in staying}:
+        for read_at, epoch in {(w.read_at, w.epoch) for w in staying}:
             # Rows read together expire together: when the newest of them waits for no one who has
             # rows left.
-            newest = max(w.mark.time for w in staying if w.read_at == read_at)
+            newest = max(w.mark.time for w in staying if w.epoch == epoch)
             if (
                 limit is not None
                 and (self.clock or 0) - read_at >= limit
@@ -502,7 +505,9 @@ class Model:
                 for m, one in self.members.items()
                 if one.pending and str(m) in blocked
             ]
-            self.output.raise_to(min([self.expired - (0 if self._exact else 1), *held]))
+            reach = min([self.expired - (0 if self._exact else 1), *held])
+            if reach > TICK_MIN:  # otherwise any row is held, and there is still no F
+                self.output.raise_to(reach)
 
     def _floor(self, member: Member) -> int:
         frontier = self.sources[member.source].inputs[str(member)].frontier

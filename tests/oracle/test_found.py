@@ -250,3 +250,29 @@ def test_an_older_row_expires_while_a_newer_one_waits_for_a_member_with_rows() -
     ]
     pair = played([A, B, C], ticks, release={"build_window": 5})
     assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [], [5, 5, 10]]
+
+
+def test_two_epochs_of_one_clock_have_ages_of_their_own() -> None:
+    """The row of the first leaves while that of the second waits for the member that has rows left.
+
+    docs/semantics.md, section 2 (build_window) and section 3.2.
+    """
+    ticks = [Tick(0, {A: rows(9, 10, 9)}, 1), Tick(0, {}, 1), Tick(0, {}, 1)]
+    pair = played([A, B], ticks, release={"build_window": 0})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [9], [9, 10]]
+
+
+def test_a_residence_that_passes_nothing_makes_no_frontier() -> None:
+    """Rows held behind a barrier kept F from moving, so who returns without a frontier holds it.
+
+    docs/semantics.md, section 1 (alignment of members).
+    """
+    ticks = [
+        Tick(0, {A: [*barriers(1), *rows(2)], C: rows(4)}, None),
+        Tick(4, {C: rows(10)}, None),
+        Tick(0, {}, None, cancels=(1,)),
+        Tick(0, {B: DEAD_ROW}, None),
+    ]
+    pair = played([A, B, C], ticks, **IDLE, release={"build_window": 3})
+    assert [len(o.released) for o in pair.outcomes] == [0, 1, 1, 0]
+    assert {o.after for o in pair.outcomes} == {TICK_MIN}
