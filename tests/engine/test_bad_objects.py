@@ -129,16 +129,18 @@ def test_an_object_removed_while_it_is_read_is_planned_again_without(store: Stor
     [(b"", "empty_object"), (b"a,b\n", "not_parquet"), (parquet(1)[:-9], "truncated")],
 )
 def test_on_bad_fail_refuses_objects_too(store: Store, data: bytes, reason: str) -> None:
-    """The message names pipeline, epoch, source and object, and nothing is sealed."""
+    """The message names pipeline, epoch, source, object and row, and nothing is sealed."""
     bench = Bench(objects_spec(on_bad="fail"), store)
-    store.put("inbox/0.parquet", data)
-    with pytest.raises(
-        PoisonError, match=f"epoch 1 of p: inbox/0.parquet of source a/0 cannot be read.*{reason}"
-    ) as caught:
-        engine_of(bench).run_epoch()
+    store.put("inbox/0.parquet", parquet(1))
+    store.put("inbox/1.parquet", data)
+    engine = engine_of(bench)
+    engine.run_epoch()
+    what = "epoch 2 of p: inbox/1.parquet of source a/0 cannot be read, from row 0 on: "
+    with pytest.raises(PoisonError, match=what + reason) as caught:
+        engine.run_epoch()
     assert caught.value.kept
     assert "on_bad: dead_letter" in (caught.value.advice or "")
-    assert bench.log.head().slot == 0
+    assert bench.log.head().slot == 1
 
 
 def test_bad_objects_are_consumed_by_default(store: Store) -> None:
