@@ -175,6 +175,21 @@ class Barriers:
         """Return the members whose tardy barrier arrived since the last `take_closed`."""
         return {closed.health.tardy[-1] for closed in self.closed if closed.cause == "tardy"}
 
+    def freed_members(self) -> set[str]:
+        """Return the members whose oldest open barrier closed since the last `take_closed`."""
+        # Under `pass` a member may stand at two barriers, and the second one may be aborted first.
+        still: dict[str, int] = {}
+        for barrier in self.open:
+            for member, arrival in barrier["arrivals"].items():
+                still[member] = min(arrival["seq"], still.get(member, arrival["seq"]))
+        return {
+            member
+            for closed in self.closed
+            if closed.cause != "tardy"
+            for member, (_, seq, _) in closed.health.participants.items()
+            if member not in still or seq < still[member]
+        }
+
     def take_closed(self) -> list[ClosedBarrier]:
         """Return what closed since the last call, in order."""
         taken, self.closed = self.closed, []

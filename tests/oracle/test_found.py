@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from tests.oracle.support import COLUMNS, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -182,6 +183,28 @@ def test_a_barrier_aborted_and_delivered_in_one_epoch_is_listed_once() -> None:
         (b.id, b.outcome, sorted(b.missing), b.tardy) for o in pair.outcomes for b in o.barriers
     ]
     assert told == [(1, "aborted", ["b/0"], [])]
+
+
+@pytest.mark.parametrize(
+    ("identity", "first", "second"), [("ordinal", 1, 2), ("id", 1, 2), ("id", 5, 3)]
+)
+def test_an_abort_of_a_second_barrier_keeps_the_frontier_before_the_first(
+    identity: str, first: int, second: int
+) -> None:
+    """Rows behind a barrier that is still open do not count, also where a later one is closed.
+
+    docs/semantics.md, section 1 (member frontier). The rows count when the first barrier closes.
+    """
+    one, two = ({"t": 0, "kind": "begin", "id": id_} for id_ in (first, second))
+    ticks = [
+        Tick(0, {A: [*rows(1), one], B: rows(40)}, None),
+        Tick(0, {A: [*rows(50), two]}, None),
+        Tick(0, {}, None, aborts=(second,)),
+        Tick(0, {B: rows(45)}, None),
+        Tick(0, {B: [one]}, None),
+    ]
+    pair = played([A, B], ticks, barriers={"alignment": "pass", "identity": identity})
+    assert [o.after for o in pair.outcomes] == [1, 1, 1, 1, 45]
 
 
 IDLE = {"coalesce": {"idle_timeout": 4}}
