@@ -325,7 +325,7 @@ class Barriers:
         if missed is not None:
             self._record_tardy(member, missed)
             return False
-        self.missed.pop(member, None)  # ids grow: older ones are missed for good
+        self._forget_missed(member, row.id)  # older ones are missed for good
         found = self._find_open(row.id)
         if found is None and self._is_past(row.id):
             return False
@@ -365,7 +365,7 @@ class Barriers:
 
     def _forget_missed(self, member: str, id_: int) -> None:
         """Forget the barriers up to this one that the member missed."""
-        rest = [m for m in self.missed.pop(member) if m["id"] > id_]
+        rest = [m for m in self.missed.pop(member, ()) if m["id"] > id_]
         if rest:
             self.missed[member] = rest
 

@@ -308,6 +308,22 @@ def test_a_member_that_goes_past_an_id_has_missed_it_for_good() -> None:
     assert rig.arrive("c", 1) == []
 
 
+def test_a_smaller_id_leaves_newer_missed_ones_to_come() -> None:
+    """Only older ones are missed for good, so the newer one is tardy when it comes.
+
+    docs/semantics.md, section 3.5; the smaller id was aborted, so its row is ignored.
+    """
+    rig = Rig(identity="id", timeout=10)
+    barriers = rig.open()
+    barriers.abort(2, 0)
+    rig.close(barriers)
+    for member in "ab":
+        rig.arrive(member, 3)
+    assert rig.tick(11) == [(3, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 2) == []
+    assert rig.arrive("c", 3) == [(3, INCOMPLETE, ("c",))]
+
+
 def test_only_members_that_ended_are_listed_as_ended() -> None:
     """A member that is missing is not: `missing` and `ended` exclude each other.
 

@@ -210,11 +210,11 @@ class ModelBarriers:
         roster: dict[str, str],
     ) -> None:
         meant = next((m for m in missed if m.id == number), None)
+        self.missed[name] = [m for m in missed if m.id > number]
         if meant is not None:
             meant.tardy.append(name)
             self.came_late.add(name)
             self._tell(meant)
-            self.missed[name] = [m for m in missed if m.id > number]
             return
         found = next((b for b in self.open if b.id == number), None)
         if found is None and self._is_past(number):

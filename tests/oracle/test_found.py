@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from tests.oracle.support import COLUMNS, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -106,6 +107,28 @@ def test_rows_before_a_tardy_barrier_leave_flagged() -> None:
         (row.time, flagged, section) for o in pair.outcomes for section, row, flagged in o.released
     ]
     assert left == [(1, False, 0), (3, True, 1), (20, False, 1), (30, False, 1)]
+
+
+def test_rows_before_a_tardy_barrier_leave_flagged_although_an_aborted_one_came_before() -> None:
+    """The row of the aborted id is ignored; the newer barrier is tardy all the same.
+
+    docs/semantics.md, sections 3.5 and 3.6.
+    """
+    two, three = ([{"t": 0, "kind": "begin", "id": id_}] for id_ in (2, 3))
+    ticks = [
+        Tick(0, {A: two}, None),
+        Tick(0, {}, None, aborts=(2,)),
+        Tick(0, {A: three}, None),
+        Tick(6, {}, None),
+        Tick(1, {B: [*rows(1), *two]}, None),
+        Tick(1, {B: [*rows(3), *three]}, None),
+        Tick(1, {}, None, frozenset({A, B})),
+    ]
+    pair = played([A, B], ticks, barriers={"timeout": 5, "identity": "id"})
+    told = [(b.id, b.outcome, b.tardy) for o in pair.outcomes for b in o.barriers]
+    assert told == [(2, "aborted", []), (3, "incomplete", []), (3, "incomplete", ["b/0"])]
+    left = [(row.time, flagged) for o in pair.outcomes for _, row, flagged in o.released]
+    assert left == [(1, False), (3, True)]
 
 
 def test_late_rows_expire_nothing() -> None:
