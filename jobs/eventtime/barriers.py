@@ -294,7 +294,8 @@ class Barriers:
                 else:
                     self._record_tardy(member, chosen)
                 return False
-            del self.missed[member]  # older candidates are missed for good
+            if candidate is not None:
+                self._forget_missed(member, candidate["id"])  # older ones are missed for good
         if candidate is None:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
             if self._is_past(number):
@@ -434,7 +435,8 @@ class Barriers:
         # Rows read from now on are ordered after all rows of the sections before.
         self.section += 1
         self.last_closed = clock
-        if head:
+        # An ordinal has used up all numbers before it, and its own: its rows will not come again.
+        if head or self.options.identity == "ordinal":
             self._pass_ids_up_to(barrier["id"])
         else:
             self.aborted = [*self.aborted, barrier["id"]]

@@ -153,6 +153,25 @@ def test_arrivals_at_an_aborted_ordinal_are_ignored() -> None:
     assert [rig.arrive(member, time=9) for member in "abc"][2] == [(3, COMPLETE, ())]
 
 
+def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
+    """The member at it has delivered it; the other's row of it is ignored, and the next one is not.
+
+    docs/semantics.md, section 3.6.
+    """
+    rig = Rig(alignment="pass")
+    rig.roster = dict.fromkeys("ab", "active")
+    rig.arrive("a", time=10)
+    rig.arrive("a", time=20)
+    barriers = rig.open()
+    assert barriers.abort(2, 0)
+    rig.close(barriers)
+    assert not rig.open().abort(2, 0)
+    assert rig.arrive("b", time=10) == [(1, COMPLETE, ())]
+    assert rig.arrive("b", time=20) == []
+    assert rig.arrive("a", time=30) == []
+    assert rig.arrive("b", time=30) == [(3, COMPLETE, ())]
+
+
 def test_ordinals_up_to_a_cancelled_one_are_ignored() -> None:
     """Those that were open and those still to come; the number behind them opens next."""
     rig = Rig()

@@ -80,6 +80,7 @@ class ModelBarriers:
                 self._ignore(number, name, row, roster)
                 return
             first = self._begin(number, clock)
+        self.missed[name] = [m for m in missed if m.id > first.id]
         first.rows[name], first.arrived[name] = row, clock
 
     def abort(self, number: int, clock: int, roster: dict[str, str]) -> None:
@@ -154,7 +155,7 @@ class ModelBarriers:
         if self.options.identity == "ordinal" or outcome == "incomplete":
             for name in missing:
                 self.missed.setdefault(name, []).append(closed)
-        if barrier is self.open[0]:
+        if barrier is self.open[0] or self.options.identity == "ordinal":
             self._pass(barrier.id)
         else:
             self.gone.add(barrier.id)

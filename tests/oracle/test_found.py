@@ -230,6 +230,27 @@ def test_an_abort_of_a_second_barrier_keeps_the_frontier_before_the_first(
     assert [o.after for o in pair.outcomes] == [1, 1, 1, 1, 45]
 
 
+def test_the_ordinal_behind_an_aborted_one_opens_while_the_first_is_open() -> None:
+    """An aborted second barrier was delivered, so the next row of its member is the third.
+
+    docs/semantics.md, section 3.6. Number 4 was aborted beforehand, so its rows are ignored.
+    """
+    one, two, three, four, five = ({"t": time, "kind": "begin"} for time in (10, 20, 30, 40, 50))
+    ticks = [
+        Tick(0, {A: [one]}, None),
+        Tick(0, {A: [two]}, None),
+        Tick(0, {}, None, aborts=(2, 4)),
+        Tick(0, {A: [three]}, None),
+        *(Tick(0, {B: [row]}, None) for row in (one, two, three)),
+        *(Tick(0, {A: [row], B: [row]}, None) for row in (four, five)),
+    ]
+    pair = played([A, B], ticks, barriers={"alignment": "pass"})
+    told = [[(b.id, b.outcome) for b in o.barriers] for o in pair.outcomes]
+    aborted = [(2, "aborted"), (4, "aborted")]
+    complete = [[(number, "complete")] for number in (1, 3, 5)]
+    assert told == [[], [], aborted, [], complete[0], [], complete[1], [], complete[2]]
+
+
 IDLE = {"coalesce": {"idle_timeout": 4}}
 DEAD_ROW = [{"t": None, "k": "x", "v": 0}]  # activity that gives no frontier
 
