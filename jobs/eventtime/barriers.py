@@ -175,6 +175,21 @@ class Barriers:
         """Return the members whose tardy barrier arrived since the last `take_closed`."""
         return {closed.health.tardy[-1] for closed in self.closed if closed.cause == "tardy"}
 
+    def freed_members(self) -> set[str]:
+        """Return the members whose oldest open barrier closed since the last `take_closed`."""
+        # Under `pass` a member may stand at two barriers, and the second one may be aborted first.
+        still: dict[str, int] = {}
+        for barrier in self.open:
+            for member, arrival in barrier["arrivals"].items():
+                still[member] = min(arrival["seq"], still.get(member, arrival["seq"]))
+        return {
+            member
+            for closed in self.closed
+            if closed.cause != "tardy"
+            for member, (_, seq, _) in closed.health.participants.items()
+            if member not in still or seq < still[member]
+        }
+
     def take_closed(self) -> list[ClosedBarrier]:
         """Return what closed since the last call, in order."""
         taken, self.closed = self.closed, []
@@ -279,7 +294,8 @@ class Barriers:
                 else:
                     self._record_tardy(member, chosen)
                 return False
-            del self.missed[member]  # older candidates are missed for good
+            if candidate is not None:
+                self._forget_missed(member, candidate["id"])  # older ones are missed for good
         if candidate is None:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
             if self._is_past(number):
@@ -310,7 +326,7 @@ class Barriers:
         if missed is not None:
             self._record_tardy(member, missed)
             return False
-        self.missed.pop(member, None)  # ids grow: older ones are missed for good
+        self._forget_missed(member, row.id)  # older ones are missed for good
         found = self._find_open(row.id)
         if found is None and self._is_past(row.id):
             return False
@@ -350,7 +366,7 @@ class Barriers:
 
     def _forget_missed(self, member: str, id_: int) -> None:
         """Forget the barriers up to this one that the member missed."""
-        rest = [m for m in self.missed.pop(member) if m["id"] > id_]
+        rest = [m for m in self.missed.pop(member, ()) if m["id"] > id_]
         if rest:
             self.missed[member] = rest
 
@@ -419,7 +435,8 @@ class Barriers:
         # Rows read from now on are ordered after all rows of the sections before.
         self.section += 1
         self.last_closed = clock
-        if head:
+        # An ordinal has used up all numbers before it, and its own: its rows will not come again.
+        if head or self.options.identity == "ordinal":
             self._pass_ids_up_to(barrier["id"])
         else:
             self.aborted = [*self.aborted, barrier["id"]]

@@ -199,13 +199,7 @@ class _EpochDecider:
                 barriers.record_arrival(name, row, self.clock)
         if not self.grace:
             barriers.close_ready(self.clock, self.members.pending)
-        freed = {
-            name
-            for closed in barriers.closed
-            if closed.cause != "tardy"
-            for name in closed.health.participants
-        }
-        for name in sorted(freed & self.members.members_at_barrier):
+        for name in sorted(barriers.freed_members() & self.members.members_at_barrier):
             self.members.count_held_rows(name)
 
     # ------------------------------------------------------------------ step 3

@@ -153,6 +153,25 @@ def test_arrivals_at_an_aborted_ordinal_are_ignored() -> None:
     assert [rig.arrive(member, time=9) for member in "abc"][2] == [(3, COMPLETE, ())]
 
 
+def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
+    """The member at it has delivered it; the other's row of it is ignored, and the next one is not.
+
+    docs/semantics.md, section 3.6.
+    """
+    rig = Rig(alignment="pass")
+    rig.roster = dict.fromkeys("ab", "active")
+    rig.arrive("a", time=10)
+    rig.arrive("a", time=20)
+    barriers = rig.open()
+    assert barriers.abort(2, 0)
+    rig.close(barriers)
+    assert not rig.open().abort(2, 0)
+    assert rig.arrive("b", time=10) == [(1, COMPLETE, ())]
+    assert rig.arrive("b", time=20) == []
+    assert rig.arrive("a", time=30) == []
+    assert rig.arrive("b", time=30) == [(3, COMPLETE, ())]
+
+
 def test_ordinals_up_to_a_cancelled_one_are_ignored() -> None:
     """Those that were open and those still to come; the number behind them opens next."""
     rig = Rig()
@@ -306,6 +325,22 @@ def test_a_member_that_goes_past_an_id_has_missed_it_for_good() -> None:
     assert rig.tick(11) == [(1, INCOMPLETE, ("c",))]
     assert [rig.arrive(member, 2) for member in "cab"] == [[], [], [(2, COMPLETE, ())]]
     assert rig.arrive("c", 1) == []
+
+
+def test_a_smaller_id_leaves_newer_missed_ones_to_come() -> None:
+    """Only older ones are missed for good, so the newer one is tardy when it comes.
+
+    docs/semantics.md, section 3.5; the smaller id was aborted, so its row is ignored.
+    """
+    rig = Rig(identity="id", timeout=10)
+    barriers = rig.open()
+    barriers.abort(2, 0)
+    rig.close(barriers)
+    for member in "ab":
+        rig.arrive(member, 3)
+    assert rig.tick(11) == [(3, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 2) == []
+    assert rig.arrive("c", 3) == [(3, INCOMPLETE, ("c",))]
 
 
 def test_only_members_that_ended_are_listed_as_ended() -> None:

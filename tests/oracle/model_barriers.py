@@ -80,6 +80,7 @@ class ModelBarriers:
                 self._ignore(number, name, row, roster)
                 return
             first = self._begin(number, clock)
+        self.missed[name] = [m for m in missed if m.id > first.id]
         first.rows[name], first.arrived[name] = row, clock
 
     def abort(self, number: int, clock: int, roster: dict[str, str]) -> None:
@@ -154,7 +155,7 @@ class ModelBarriers:
         if self.options.identity == "ordinal" or outcome == "incomplete":
             for name in missing:
                 self.missed.setdefault(name, []).append(closed)
-        if barrier is self.open[0]:
+        if barrier is self.open[0] or self.options.identity == "ordinal":
             self._pass(barrier.id)
         else:
             self.gone.add(barrier.id)
@@ -210,11 +211,11 @@ class ModelBarriers:
         roster: dict[str, str],
     ) -> None:
         meant = next((m for m in missed if m.id == number), None)
+        self.missed[name] = [m for m in missed if m.id > number]
         if meant is not None:
             meant.tardy.append(name)
             self.came_late.add(name)
             self._tell(meant)
-            self.missed[name] = [m for m in missed if m.id > number]
             return
         found = next((b for b in self.open if b.id == number), None)
         if found is None and self._is_past(number):

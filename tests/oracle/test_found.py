@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.oracle.support import COLUMNS, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -107,6 +109,28 @@ def test_rows_before_a_tardy_barrier_leave_flagged() -> None:
     assert left == [(1, False, 0), (3, True, 1), (20, False, 1), (30, False, 1)]
 
 
+def test_rows_before_a_tardy_barrier_leave_flagged_although_an_aborted_one_came_before() -> None:
+    """The row of the aborted id is ignored; the newer barrier is tardy all the same.
+
+    docs/semantics.md, sections 3.5 and 3.6.
+    """
+    two, three = ([{"t": 0, "kind": "begin", "id": id_}] for id_ in (2, 3))
+    ticks = [
+        Tick(0, {A: two}, None),
+        Tick(0, {}, None, aborts=(2,)),
+        Tick(0, {A: three}, None),
+        Tick(6, {}, None),
+        Tick(1, {B: [*rows(1), *two]}, None),
+        Tick(1, {B: [*rows(3), *three]}, None),
+        Tick(1, {}, None, frozenset({A, B})),
+    ]
+    pair = played([A, B], ticks, barriers={"timeout": 5, "identity": "id"})
+    told = [(b.id, b.outcome, b.tardy) for o in pair.outcomes for b in o.barriers]
+    assert told == [(2, "aborted", []), (3, "incomplete", []), (3, "incomplete", ["b/0"])]
+    left = [(row.time, flagged) for o in pair.outcomes for _, row, flagged in o.released]
+    assert left == [(1, False), (3, True)]
+
+
 def test_late_rows_expire_nothing() -> None:
     """A late row is in no buffer: its residence cannot run out, and it does not move F."""
     ticks = [
@@ -182,6 +206,49 @@ def test_a_barrier_aborted_and_delivered_in_one_epoch_is_listed_once() -> None:
         (b.id, b.outcome, sorted(b.missing), b.tardy) for o in pair.outcomes for b in o.barriers
     ]
     assert told == [(1, "aborted", ["b/0"], [])]
+
+
+@pytest.mark.parametrize(
+    ("identity", "first", "second"), [("ordinal", 1, 2), ("id", 1, 2), ("id", 5, 3)]
+)
+def test_an_abort_of_a_second_barrier_keeps_the_frontier_before_the_first(
+    identity: str, first: int, second: int
+) -> None:
+    """Rows behind a barrier that is still open do not count, also where a later one is closed.
+
+    docs/semantics.md, section 1 (member frontier). The rows count when the first barrier closes.
+    """
+    one, two = ({"t": 0, "kind": "begin", "id": id_} for id_ in (first, second))
+    ticks = [
+        Tick(0, {A: [*rows(1), one], B: rows(40)}, None),
+        Tick(0, {A: [*rows(50), two]}, None),
+        Tick(0, {}, None, aborts=(second,)),
+        Tick(0, {B: rows(45)}, None),
+        Tick(0, {B: [one]}, None),
+    ]
+    pair = played([A, B], ticks, barriers={"alignment": "pass", "identity": identity})
+    assert [o.after for o in pair.outcomes] == [1, 1, 1, 1, 45]
+
+
+def test_the_ordinal_behind_an_aborted_one_opens_while_the_first_is_open() -> None:
+    """An aborted second barrier was delivered, so the next row of its member is the third.
+
+    docs/semantics.md, section 3.6. Number 4 was aborted beforehand, so its rows are ignored.
+    """
+    one, two, three, four, five = ({"t": time, "kind": "begin"} for time in (10, 20, 30, 40, 50))
+    ticks = [
+        Tick(0, {A: [one]}, None),
+        Tick(0, {A: [two]}, None),
+        Tick(0, {}, None, aborts=(2, 4)),
+        Tick(0, {A: [three]}, None),
+        *(Tick(0, {B: [row]}, None) for row in (one, two, three)),
+        *(Tick(0, {A: [row], B: [row]}, None) for row in (four, five)),
+    ]
+    pair = played([A, B], ticks, barriers={"alignment": "pass"})
+    told = [[(b.id, b.outcome) for b in o.barriers] for o in pair.outcomes]
+    aborted = [(2, "aborted"), (4, "aborted")]
+    complete = [[(number, "complete")] for number in (1, 3, 5)]
+    assert told == [[], [], aborted, [], complete[0], [], complete[1], [], complete[2]]
 
 
 IDLE = {"coalesce": {"idle_timeout": 4}}
