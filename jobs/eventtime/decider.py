@@ -407,12 +407,13 @@ class _EpochDecider:
                 standing & coalescer.inputs.keys(), TICK_MAX
             )
             if unbounded:
-                reach = frontiers.round_to_frame(
-                    coalescer.combine_frontiers(unbounded, catching_up=True),
+                # The frame rounds all that the source emits, also what it promised before.
+                instead[name] = frontiers.round_to_frame(
+                    frontiers.max_frontier(
+                        coalescer.combine_frontiers(unbounded, catching_up=True),
+                        coalescer.value if coalescer.value > TICK_MIN else None,
+                    ),
                     self.spec.sources[name].frame,
-                )
-                instead[name] = frontiers.max_frontier(
-                    reach, coalescer.value if coalescer.value > TICK_MIN else None
                 )
         reach = self.world.output.combine_frontiers(instead, catching_up=True)
         return TICK_MIN if reach is None else reach

@@ -558,10 +558,9 @@ class Model:
         for name, level in self.sources.items():
             given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in blocked}
             if given:
-                combined = self._framed(name, level.combine(given, catching_up=True))
-                instead[name] = max(
-                    (f for f in (combined, level.frontier) if f is not None), default=None
-                )
+                promised = (level.combine(given, catching_up=True), level.frontier)
+                reach_of = max((f for f in promised if f is not None), default=None)
+                instead[name] = self._framed(name, reach_of)
         beyond = self.output.combine(instead, catching_up=True)
         return reach if beyond is None else max(reach, beyond)
 
