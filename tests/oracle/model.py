@@ -425,12 +425,9 @@ class Model:
 
         That it ended promises nothing about them, unless it is to advance to the end.
         """
-        frontier, punctuation = self.sources[name].frontier, self.spec.sources[name].punctuation
-        return (
-            None
-            if frontier == TICK_MAX and not (punctuation and punctuation.advance_to_end)
-            else frontier
-        )
+        level, punctuation = self.sources[name], self.spec.sources[name].punctuation
+        ends = punctuation is not None and punctuation.advance_to_end
+        return level.frontier if ends else level.last_time
 
     def _member_frontier(
         self, member: Member, one: ModelMember, now: int, data: Sequence[Row]
