@@ -248,14 +248,21 @@ class _EpochDecider:
                         known["frontier"] is None or imported > known["frontier"]
                     ):
                         coalescer.signal_frontier(member, imported)
+        before = coalescer.value
         coalescer.settle()
+        if TICK_MIN < before < TICK_MAX <= coalescer.value and self._is_imported(name):
+            self.world.last_exports[name] = before
+
+    def _is_imported(self, name: str) -> bool:
+        options = [source.punctuation for source in self.spec.sources.values()]
+        return any(one is not None and one.import_from == name for one in options)
 
     def _exported_frontier(self, name: str) -> int:
         """A source's frontier for others; the +inf of its mere end promises nothing about them."""
         value, punctuation = self.world.sources[name].value, self.spec.sources[name].punctuation
         ends = punctuation is not None and punctuation.advance_to_end
         # An ended source would otherwise end every source that imports from it.
-        return value if value < TICK_MAX or ends else TICK_MIN
+        return value if value < TICK_MAX or ends else self.world.last_exports.get(name, TICK_MIN)
 
     def _signal_output(self, name: str, coalescer: Coalescer) -> None:
         output, source = self.world.output, self.spec.sources[name]
@@ -401,12 +408,13 @@ class _EpochDecider:
                 standing & coalescer.inputs.keys(), TICK_MAX
             )
             if unbounded:
-                reach = frontiers.round_to_frame(
-                    coalescer.combine_frontiers(unbounded, catching_up=True),
+                # The frame rounds all that the source emits, also what it promised before.
+                instead[name] = frontiers.round_to_frame(
+                    frontiers.max_frontier(
+                        coalescer.combine_frontiers(unbounded, catching_up=True),
+                        coalescer.value if coalescer.value > TICK_MIN else None,
+                    ),
                     self.spec.sources[name].frame,
-                )
-                instead[name] = frontiers.max_frontier(
-                    reach, coalescer.value if coalescer.value > TICK_MIN else None
                 )
         reach = self.world.output.combine_frontiers(instead, catching_up=True)
         return TICK_MIN if reach is None else reach

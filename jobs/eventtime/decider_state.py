@@ -5,9 +5,9 @@ the given dict is ever changed.
 
 `ReleaseOrder` decides up to which mark buffered rows leave (semantics.md section 3, 1 to 3). The
 mover keeps the order buffer itself. Here are only marks and, for the build window, one entry per
-epoch that read rows: when it read, in which section, and its largest time. An entry with the time of
-an older one adds nothing. One with a smaller time does: it expires while the older one has to wait
-for a member that still has rows to read.
+epoch that read rows: when it read, in which section, and its largest time. An entry with the time
+of an older one adds nothing. One with a smaller time does: it expires while the older one has to
+wait for a member that still has rows to read.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ class DeciderState:
         order: release marks and residence.
         buffered_rows: rows in the order buffer, as far as known.
         holder: who holds the frontier, since when and why.
+        last_exports: per source that others import from, its last frontier below +inf once it is
+            at +inf.
     """
 
     time: PipelineTime | None
@@ -202,6 +204,7 @@ class DeciderState:
     order: ReleaseOrder
     buffered_rows: int = 0
     holder: JsonObject | None = None
+    last_exports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def initial(cls, spec: PipelineSpec) -> DeciderState:
@@ -243,6 +246,11 @@ class DeciderState:
             order=ReleaseOrder.from_dict(spec.release, data["order"]),
             buffered_rows=data["buffered_rows"],
             holder=data["holder"],
+            last_exports={
+                name: frontier
+                for name, frontier in data.get("last_exports", {}).items()
+                if name in spec.sources
+            },
         )
 
     def to_dict(self) -> JsonObject:
@@ -261,6 +269,8 @@ class DeciderState:
             "order": self.order.to_dict(),
             "buffered_rows": self.buffered_rows,
             "holder": self.holder,
+            # Absent in most pipelines, as in the manifests of versions that did not keep it.
+            **({"last_exports": self.last_exports} if self.last_exports else {}),
             # Derived, but written: the next cut is planned from the state alone.
             "blocked": sorted(self.barriers.blocked_members()),
         }

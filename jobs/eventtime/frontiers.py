@@ -292,11 +292,13 @@ def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
 
     >>> round_to_frame(-1, 10), round_to_frame(17, 10), round_to_frame(17, 0)
     (-10, 10, None)
+    >>> round_to_frame(TICK_MAX, 10) == round_to_frame(TICK_MAX, 0) == TICK_MAX
+    True
     """
-    if frontier is None or frame == 0:
-        return None
-    if frame is None or frontier >= TICK_MAX:
+    if frontier is None or frame is None or frontier >= TICK_MAX:
         return frontier
+    if frame == 0:
+        return None
     return saturate_ticks(frontier // frame * frame)
 
 

@@ -159,6 +159,35 @@ def test_the_mere_end_of_a_source_promises_nothing_about_its_importers(
     assert feed.step(0).decision.frontier_after == frontier
 
 
+@pytest.mark.parametrize("sooner", [False, True])
+def test_a_source_that_ended_still_exports_its_last_time_frontier(sooner: bool) -> None:
+    """A partition that joins behind the end holds F at it, as one that joined before.
+
+    docs/semantics.md, section 2. Of the two partitions of a that end together the smaller counts.
+    """
+    options = {
+        "lag": 0,
+        "partition_by": "folder",
+        "coalesce": {"idle_timeout": None, "joins": "hold"},
+    }
+    spec = pipeline(("a", "b", "c"), options, coalesce={"idle_timeout": None})
+    raw = spec.model_dump(by_alias=True)
+    raw["sources"]["b"] |= {"lag": None, "punctuation": {"import_from": "a"}}
+    feed = Feed(PipelineSpec.model_validate(raw), empty=True)
+    feed.add("a", Point(20))
+    feed.add("a", Point(30), partition="1")
+    feed.add("c", Point(10))
+    if sooner:
+        feed.add("b", Point(25), partition="new")
+    feed.step(0)
+    feed.end("a")
+    feed.end("a", "1")
+    feed.step(1)
+    feed.add("b", Point(25), partition="new")
+    feed.add("c", Point(50))
+    assert feed.step(2).frontier_after == 20
+
+
 def test_a_regressing_punctuation_is_an_error_if_asked() -> None:
     """`regress: error` names the member; by default it is counted and ignored."""
     for regress in ("error", "ignore"):

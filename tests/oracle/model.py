@@ -425,12 +425,9 @@ class Model:
 
         That it ended promises nothing about them, unless it is to advance to the end.
         """
-        frontier, punctuation = self.sources[name].frontier, self.spec.sources[name].punctuation
-        return (
-            None
-            if frontier == TICK_MAX and not (punctuation and punctuation.advance_to_end)
-            else frontier
-        )
+        level, punctuation = self.sources[name], self.spec.sources[name].punctuation
+        ends = punctuation is not None and punctuation.advance_to_end
+        return level.frontier if ends else level.last_time
 
     def _member_frontier(
         self, member: Member, one: ModelMember, now: int, data: Sequence[Row]
@@ -558,10 +555,9 @@ class Model:
         for name, level in self.sources.items():
             given: dict[str, int | None] = {n: TICK_MAX for n in level.inputs if n in blocked}
             if given:
-                combined = self._framed(name, level.combine(given, catching_up=True))
-                instead[name] = max(
-                    (f for f in (combined, level.frontier) if f is not None), default=None
-                )
+                promised = (level.combine(given, catching_up=True), level.frontier)
+                reach_of = max((f for f in promised if f is not None), default=None)
+                instead[name] = self._framed(name, reach_of)
         beyond = self.output.combine(instead, catching_up=True)
         return reach if beyond is None else max(reach, beyond)
 

@@ -37,6 +37,7 @@ class Level:
         False  # a completed input promises everything (`advance_to_end`), whatever `all_done` says
     )
     joined: bool = False
+    last_time: int | None = None  # its largest frontier below +inf
 
     def join(self, name: str) -> Input:
         """The member of this name; a new one starts at F, or holds F."""
@@ -84,6 +85,8 @@ class Level:
         """F = max(F, frontier)."""
         if frontier is not None:
             self.frontier = max(self._floor, frontier)
+            if self.frontier < TICK_MAX:
+                self.last_time = self.frontier
 
     def combine(self, instead: dict[str, int | None], *, catching_up: bool = False) -> int | None:
         """Min or max over the members that count (or also those catching up), some frontiers

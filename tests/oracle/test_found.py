@@ -18,8 +18,13 @@ A, B, C = Member("a"), Member("b"), Member("c")
 NEVER = {"idle_timeout": "never"}
 
 
-def played(members: list[Member], ticks: list[Tick], **more: Any) -> Pair:
-    """A world of lag-0 sources that never idle, unless `more` says so."""
+def played(
+    members: list[Member], ticks: list[Tick], own: dict[str, Any] | None = None, **more: Any
+) -> Pair:
+    """A world of lag-0 sources that never idle, unless `more` says so.
+
+    `own` holds further options by source.
+    """
     source = {
         "path": "x",
         "schema": COLUMNS,
@@ -29,7 +34,8 @@ def played(members: list[Member], ticks: list[Tick], **more: Any) -> Pair:
         "coalesce": NEVER,
         "barriers": {"kind": "kind", "types": ["begin"], "id": "id"},
     }
-    raw = {"name": "p", "sources": {m.source: source for m in members}, "coalesce": NEVER, **more}
+    sources = {m.source: {**source, **(own or {}).get(m.source, {})} for m in members}
+    raw = {"name": "p", "sources": sources, "coalesce": NEVER, **more}
     return Pair(World(PipelineSpec.model_validate(raw), tuple(members), tuple(ticks))).play()
 
 
@@ -343,3 +349,31 @@ def test_a_residence_that_passes_nothing_makes_no_frontier() -> None:
     pair = played([A, B, C], ticks, **IDLE, release={"build_window": 3})
     assert [len(o.released) for o in pair.outcomes] == [0, 1, 1, 0]
     assert {o.after for o in pair.outcomes} == {TICK_MIN}
+
+
+def test_a_source_that_emits_no_frontier_holds_no_section_at_its_barrier() -> None:
+    """A member that is waiting at its barrier counts as +inf for the section, whatever the frame.
+
+    docs/semantics.md, section 3.3.
+    """
+    ticks = [Tick(0, {A: [*rows(16), *barriers(1)], B: rows(12, 20, 30)}, None)]
+    pair = played([A, B], ticks, {"a": {"frame": "never"}})
+    assert [row.time for _, row, _ in pair.outcomes[-1].released] == [12, 16, 20]
+
+
+@pytest.mark.parametrize(("frame", "left"), [(10, [[9], [12, 16, 17]]), ("never", [[], []])])
+def test_a_section_is_not_ahead_of_what_a_framed_source_emits(
+    frame: int | str, left: list[list[int]]
+) -> None:
+    """The frame rounds the frontier that the section takes as well: a row above it is on time.
+
+    docs/semantics.md, section 2 (frame) and section 3.3.
+    """
+    first, second = Member("a", "0"), Member("a", "1")
+    ticks = [
+        Tick(0, {first: [*rows(16), *barriers(1)], second: rows(9, 17), B: rows(40)}, None),
+        Tick(0, {second: rows(12, 27)}, None),
+    ]
+    pair = played([first, second, B], ticks, {"a": {"frame": frame, "partition_by": "folder"}})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == left
+    assert not any(o.late for o in pair.outcomes)
