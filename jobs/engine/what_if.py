@@ -310,9 +310,9 @@ class _ReleasedMarks:
     def add(self, survey: Survey, other: Decision, same: Decision) -> None:
         self.differs = self.differs or other.release_after != same.release_after
         self.waiting += [
-            ReleaseMark(other.section, member.max_time)
+            ReleaseMark(other.section, time)
             for member in survey.members
-            if member.max_time is not None
+            if (time := member.max_kept_time) is not None
         ]
         left = [mark for mark in self.waiting if mark < other.release_after]
         self.waiting = [mark for mark in self.waiting if mark >= other.release_after]

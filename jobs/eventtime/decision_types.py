@@ -109,6 +109,8 @@ class MemberSurvey:
         dead: rows that went to the dead letters.
         violations: rows that broke their own member's punctuation.
         regressions: punctuation rows below the current one.
+        newest_kept: greatest event time of the rows without those that broke punctuation, and of
+            adjusted rows as they are then; TICK_MIN: there is none; None: it is `max_time`.
     """
 
     member: Member
@@ -124,6 +126,14 @@ class MemberSurvey:
     dead: int = 0
     violations: int = 0
     regressions: int = 0
+    newest_kept: int | None = None
+
+    @property
+    def max_kept_time(self) -> int | None:
+        """Greatest event time of the rows that go on; None without such rows."""
+        if self.newest_kept is None:
+            return self.max_time
+        return None if self.newest_kept == TICK_MIN else self.newest_kept
 
     def to_record(self) -> list[Any]:
         """Return what the manifest keeps: rows, their times, and the rest if there is any.
@@ -134,6 +144,8 @@ class MemberSurvey:
         barrier = None if self.barrier is None else list(astuple(self.barrier))
         rest = {"barrier": barrier, **{name: getattr(self, name) for name in _RARE_COUNTS}}
         rare = {name: value for name, value in rest.items() if value}
+        if self.newest_kept is not None:
+            rare["newest_kept"] = self.newest_kept
         times = [self.rows, self.min_time, self.max_time] if self.rows or rare else []
         return [*times, rare] if rare else times
 

@@ -241,8 +241,8 @@ class Members:
             self.sources_with_backlog.add(entry.member.source)
         if entry.barrier is not None:
             self.arrivals.append(name)
-        if entry.max_time is not None and (self.newest is None or entry.max_time > self.newest):
-            self.newest = entry.max_time
+        # A row that broke its punctuation is in no buffer, so its residence cannot run out.
+        self.newest = max_frontier(self.newest, entry.max_kept_time)
 
     def _next_member_state(
         self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool

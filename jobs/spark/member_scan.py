@@ -120,6 +120,7 @@ class MemberScanner:
             dead=int(np.count_nonzero(self.kinds == DEAD)),
             violations=int(np.count_nonzero(violated)),
             regressions=regressions,
+            newest_kept=self._find_newest_kept(violated, held),
         )
         return MemberScan(survey, self._judge_rows(violated, held), _sketch_lateness(behind))
 
@@ -246,6 +247,19 @@ class MemberScanner:
             else after
         )
         return np.maximum.accumulate(known) if known.size else known
+
+    def _find_newest_kept(self, violated: NDArray[np.bool_], held: Ints) -> int | None:
+        """Greatest time of the rows that go on, adjusted ones as they are then.
+
+        None if it is that of all rows, as it nearly always is.
+        """
+        if not violated.any():
+            return None
+        policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
+        moved = violated & (self.rows.ends[self.places] > held) & (policy == "adjust")
+        times = np.where(moved, held, np.where(violated, TICK_MIN, self.times))
+        newest = int(times.max())
+        return None if newest == self.times.max() else newest
 
     def _judge_rows(self, violated: NDArray[np.bool_], held: Ints) -> pa.Table:
         places, marks = self.places[violated], np.broadcast_to(held, violated.shape)[violated]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,23 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.epoch_engine import EpochRequests
 from tidegate.jobs.engine.recorded_epochs import read_kept_manifests, read_recorded_epochs
-from tidegate.jobs.engine.what_if import WhatIfOptions, WhatIfReport, bound_late_rows, run_what_if
+from tidegate.jobs.engine.what_if import (
+    WhatIfOptions,
+    WhatIfReport,
+    _ReleasedMarks,
+    bound_late_rows,
+    run_what_if,
+)
+from tidegate.jobs.eventtime.decider import create_initial_state, decide
+from tidegate.jobs.eventtime.decision_types import (
+    Decision,
+    Member,
+    MemberSurvey,
+    ReleaseMark,
+    Survey,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import TICK_MIN
 
 SEEDS = range(int(os.environ.get("TIDEGATE_SOAK", "6")))
 
@@ -203,3 +219,34 @@ def test_epochs_without_a_survey_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     )
     with pytest.raises(ConfigurationError, match="no epoch that can be decided again"):
         ask(bench)
+
+
+@pytest.mark.parametrize(("kept", "newest"), [(None, 21), (0, 0), (24, 24), (TICK_MIN, None)])
+def test_a_manifest_tells_the_newest_row_that_was_kept(
+    kept: int | None, newest: int | None
+) -> None:
+    """Also time zero, an adjusted row, and that there is none; without a note it is the newest row.
+
+    docs/semantics.md, section 4.1.
+    """
+    member = MemberSurvey(Member("a"), 2, 0, 21, violations=1, newest_kept=kept)
+    found = MemberSurvey.from_record(member.member, member.to_record())
+    assert (found, found.max_kept_time) == (member, newest)
+
+
+def test_a_row_that_broke_its_punctuation_is_never_the_greatest_released() -> None:
+    """Where the order compares with what was released, later rows are late by rows that left only.
+
+    docs/semantics.md, sections 3.3 and 4.1.
+    """
+    marks, member = _ReleasedMarks(), MemberSurvey(Member("a"), 2, 12, 21, newest_kept=12)
+    other, same = (_decide_release(time) for time in (30, 10))
+    marks.add(Survey(0, (member,)), other, same)
+    found = marks.replace_released(Survey(0, (), released_max=ReleaseMark(0, 25)))
+    assert found.released_max == ReleaseMark(0, 12)
+
+
+def _decide_release(time: int) -> Decision:
+    spec = spec_of()
+    decision = decide(spec, create_initial_state(spec), Survey(0, ()))
+    return replace(decision, release_after=ReleaseMark(0, time))

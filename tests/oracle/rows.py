@@ -28,7 +28,7 @@ from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSur
 from tidegate.jobs.spec.event_time_options import PunctuationOptions
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
-from tidegate.time_units import saturate_ticks
+from tidegate.time_units import TICK_MIN, saturate_ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,7 @@ class PartitionReader:
 
     def result(self, part: Slice) -> SliceRows:
         """All rows taken so far, with their survey."""
+        kept = max((row.time for row in self.rows.data), default=TICK_MIN)
         self.rows.survey = MemberSurvey(
             member=self.member,
             rows=len(self.times),
@@ -195,6 +196,7 @@ class PartitionReader:
             done=part.done,
             quarantined=len(self.rows.quarantined),
             dead=len(self.rows.dead) + self.rows.rule_dropped + self.rows.filtered,
+            newest_kept=kept if self.times and kept != max(self.times) else None,
             **self.counts,
         )
         return self.rows

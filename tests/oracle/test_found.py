@@ -377,3 +377,52 @@ def test_a_section_is_not_ahead_of_what_a_framed_source_emits(
     pair = played([first, second, B], ticks, {"a": {"frame": frame, "partition_by": "folder"}})
     assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == left
     assert not any(o.late for o in pair.outcomes)
+
+
+def punctuated(on_violation: str) -> dict[str, Any]:
+    """Options of source a with punctuation rows."""
+    marks = {"kind": "kind", "types": ["begin"], "id": "id", "punctuation": "p"}
+    options = {"explicit": True, "on_violation": on_violation}
+    return {"a": {"punctuation": options, "barriers": marks}}
+
+
+@pytest.mark.parametrize("on_violation", ["error", "drop", "adjust"])
+@pytest.mark.parametrize("sent", ["before", "together", "by a person"])
+def test_a_row_that_broke_its_punctuation_expires_nothing(sent: str, on_violation: str) -> None:
+    """A violation is in no buffer: its residence cannot run out, and it does not move F.
+
+    docs/semantics.md, section 2 (build_window) and section 4.1.
+    """
+    mark = [{"t": 24, "kind": "p"}]
+    ticks = [
+        Tick(
+            0, {A: mark} if sent == "before" else {}, None, ctis=(("a", 24),) * ("person" in sent)
+        ),
+        Tick(0, {A: [*(mark if sent == "together" else []), *rows(21)]}, None),
+    ]
+    pair = played([A, B], ticks, punctuated(on_violation), release={"build_window": 0})
+    assert pair.outcomes[-1].after == TICK_MIN
+
+
+def test_a_row_beside_a_violation_expires_by_its_own_time() -> None:
+    """The build window releases what was kept of an epoch, up to the newest of that.
+
+    docs/semantics.md, section 2 (build_window) and section 4.1.
+    """
+    ticks = [Tick(0, {A: [*rows(12), {"t": 24, "kind": "p"}, *rows(21)]}, None), Tick(5, {}, None)]
+    pair = played([A, B], ticks, punctuated("drop"), release={"build_window": 5})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [12]]
+    assert pair.outcomes[-1].after == 12
+
+
+def test_an_adjusted_row_expires_by_the_time_it_moved_to() -> None:
+    """A row that broke its punctuation and was moved to it stays no longer than the build window.
+
+    docs/semantics.md, section 2 (build_window) and section 4.1.
+    """
+    ticks = [
+        Tick(0, {A: [{"t": 24, "kind": "p"}, {"t": 21, "until": 30, "k": "x", "v": 0}]}, None),
+        Tick(5, {}, None),
+    ]
+    pair = played([A, B], ticks, punctuated("adjust"), release={"build_window": 5})
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [24]]

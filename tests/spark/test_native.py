@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, rows_of, spec_of, table_of
 from tidegate.checkpoints.row_counts import TARDY
 from tidegate.jobs.engine.arrow_tables import _has_checksum
 from tidegate.jobs.engine.errors import FileUnreadableError
@@ -238,3 +238,33 @@ def test_a_count_below_zero_reaches_the_manifest() -> None:
     outputs = EpochOutputs(scans, ReleasedRows(), none, none, EpochEdges(), {})
     counts = outputs.counters(0, 0, [str(member.member)]).per_source
     assert counts == {"a": {"read": 1, TARDY: -2}}
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("on_violation", ["error", "drop", "adjust"])
+def test_surveys_agree_on_what_violations_leave(tmp_path: Path, on_violation: str) -> None:
+    """The newest time that is kept of an epoch's rows is the oracle's, in every survey.
+
+    docs/semantics.md, section 2 (build_window) and section 4.1.
+    """
+    draw, kept = random.Random(1), set()
+    source = {
+        "schema": {**COLUMNS, "until": "timestamp"},
+        "end_time": "until",
+        "barriers": {"kind": "kind", "types": ["stop"], "punctuation": "p"},
+        "punctuation": {"explicit": True, "on_violation": on_violation},
+    }
+    pair = Pair(spec_of({"a": source}), None, tmp_path)
+    for epoch in range(12):
+        rows = []
+        for _ in range(draw.randint(1, 4)):
+            kind = draw.choice(["p", "data", "data"])
+            begin = (epoch + draw.randint(-6, 2)) * SECOND
+            rows.append({"t": begin, "kind": kind, "until": begin + draw.randint(1, 9) * SECOND})
+        ends = pa.array([row["until"] for row in rows], pa.int64()).cast(TIMESTAMP)
+        pair.put("a", table_of(rows).append_column("until", ends))
+        cut = Cut(tuple(pair._slice(m, done=False, blocked=False) for m in pair.waiting))
+        (survey,) = pair._survey("spark", cut).survey.members
+        kept.add(survey.newest_kept is None)
+        pair.run(epoch * SECOND)
+    assert kept == {True, False}
