@@ -93,6 +93,22 @@ def test_an_unexpected_error_is_seen() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_an_error_wakes_a_driver_that_waits() -> None:
+    """What ends a sink is raised at once, and not when the driver has waited long enough."""
+    release, began = threading.Event(), time.monotonic()
+
+    class Late(Sink):
+        def follow(self, log: SlotLog, *, flush: bool = True) -> int:
+            release.wait(60.0)  # the driver's question lets it go, under the lock of the wait
+            raise PoisonError("misfit", code="sink.misfit")
+
+    own = publisher(Late())
+    with pytest.raises(PoisonError, match="misfit"):
+        own._wait_for_all(lambda thread: bool(release.set()), 60.0)
+    own.stop()
+    assert time.monotonic() - began < 60.0
+
+
 def test_a_stop_between_two_tries_keeps_the_failure_as_it_is() -> None:
     """A sink that is away when the driver ends has an outage, and not a defect."""
     own = publisher(Sink(*[TransientError("away", code="sink.unavailable")] * 1000))
