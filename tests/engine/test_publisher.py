@@ -102,9 +102,13 @@ def test_an_error_wakes_a_driver_that_waits() -> None:
             release.wait(60.0)  # the driver's question lets it go, under the lock of the wait
             raise PoisonError("misfit", code="sink.misfit")
 
+    def let_go(_thread: object) -> bool:
+        release.set()
+        return False
+
     own = publisher(Late())
     with pytest.raises(PoisonError, match="misfit"):
-        own._wait_for_all(lambda thread: bool(release.set()), 60.0)
+        own._wait_for_all(let_go, 60.0)
     own.stop()
     assert time.monotonic() - began < 60.0
 
