@@ -7,9 +7,10 @@ what happened; `close_ready` closes what can be closed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from tidegate.jobs.spec.event_time_options import BarrierOptions
 from tidegate.json_types import JsonObject, JsonView
@@ -22,7 +23,7 @@ from .decision_types import (
 )
 from .errors import BARRIER_WITHOUT_ID
 
-MAX_MISSED_BARRIERS: Final = 64
+MAX_MISSED_BARRIERS = 64
 """Closed barriers remembered per member for resynchronisation.
 
 A source that never sends any must not grow the state.
@@ -155,12 +156,8 @@ class Barriers:
         # first to close.
         if self.options.alignment == "block":
             return self.members_at_barrier()
-        seen: set[str] = set()
-        twice: set[str] = set()
-        for barrier in self.open:
-            twice |= seen & barrier["arrivals"].keys()
-            seen |= barrier["arrivals"].keys()
-        return twice
+        standing = Counter(member for barrier in self.open for member in barrier["arrivals"])
+        return {member for member, count in standing.items() if count > 1}
 
     def timeout_at(self) -> int | None:
         """Return the first instant (pipeline clock) at which the oldest barrier is timed out.
@@ -197,11 +194,11 @@ class Barriers:
 
     # ------------------------------------------------------------------ signals
 
-    def record_arrival(self, member: str, row: BarrierRow, clock: int) -> bool:
-        """Record a member's barrier row; return whether the member now waits at an open barrier.
+    def record_arrival(self, member: str, row: BarrierRow, clock: int) -> None:
+        """Record a member's barrier row.
 
-        False if the barrier is past, or under ``subsume`` older than an open one: the row is
-        ignored, or recorded as tardy.
+        If the barrier is past, or under ``subsume`` older than an open one, the row is ignored, or
+        recorded as tardy.
 
         Raises:
             PoisonError: the row has no id, with the identity ``id``.
@@ -213,8 +210,9 @@ class Barriers:
             "type": row.type,
         }
         if self.options.identity == "ordinal":
-            return self._arrive_by_ordinal(member, arrival)
-        return self._arrive_by_id(member, row, arrival)
+            self._arrive_by_ordinal(member, arrival)
+        else:
+            self._arrive_by_id(member, row, arrival)
 
     def abort(self, id_: int, clock: int, cause: str = "aborted") -> bool:
         """Abort one barrier, open or still to come.
@@ -279,31 +277,29 @@ class Barriers:
 
     # ------------------------------------------------------------------ arrival
 
-    def _arrive_by_ordinal(self, member: str, arrival: BarrierArrival) -> bool:
+    def _arrive_by_ordinal(self, member: str, arrival: BarrierArrival) -> None:
         """Identity ``ordinal``.
 
         The first open barrier without this member, or one that it missed (section 3.5).
         """
         candidate = next((b for b in self.open if member not in b["arrivals"]), None)
-        missed = self.missed.get(member)
-        if missed:
+        if missed := self.missed.get(member):
             chosen = _match_tardy_arrival(missed, candidate, arrival)
             if chosen is not None:
                 if chosen.get("ignored"):
                     self._forget_missed(member, chosen["id"])
                 else:
                     self._record_tardy(member, chosen)
-                return False
+                return
             if candidate is not None:
                 self._forget_missed(member, candidate["id"])  # older ones are missed for good
         if candidate is None:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
             if self._is_past(number):
                 self._ignore_aborted_ordinal(number, member, arrival)
-                return False
+                return
             candidate = self._open_barrier(number, arrival["at"])
         candidate["arrivals"][member] = arrival
-        return True
 
     def _ignore_aborted_ordinal(self, number: int, member: str, arrival: BarrierArrival) -> None:
         """The first arrival of an ordinal that was aborted beforehand.
@@ -318,23 +314,22 @@ class Barriers:
         )
         self._pass_ids_up_to(number)
 
-    def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> bool:
+    def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> None:
         if row.id is None:
             raise BARRIER_WITHOUT_ID(member=member, seq=row.seq)
         self.latest = _larger_id(self.latest, row.id)
         missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
         if missed is not None:
             self._record_tardy(member, missed)
-            return False
+            return
         self._forget_missed(member, row.id)  # older ones are missed for good
         found = self._find_open(row.id)
         if found is None and self._is_past(row.id):
-            return False
+            return
         if self.options.overtake == "subsume" and not self._subsume_older(row.id, arrival["at"]):
-            return False
+            return
         found = found or self._open_barrier(row.id, arrival["at"])
         found["arrivals"].setdefault(member, arrival)
-        return True
 
     def _subsume_older(self, id_: int, clock: int) -> bool:
         """Overtake ``subsume``: an older id is ignored, a newer one aborts what is open."""

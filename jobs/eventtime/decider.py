@@ -250,12 +250,10 @@ class _EpochDecider:
                         coalescer.signal_frontier(member, imported)
         before = coalescer.value
         coalescer.settle()
-        if TICK_MIN < before < TICK_MAX <= coalescer.value and self._is_imported(name):
-            self.world.last_exports[name] = before
-
-    def _is_imported(self, name: str) -> bool:
-        options = [source.punctuation for source in self.spec.sources.values()]
-        return any(one is not None and one.import_from == name for one in options)
+        if TICK_MIN < before < TICK_MAX <= coalescer.value:
+            options = [source.punctuation for source in self.spec.sources.values()]
+            if any(one and one.import_from == name for one in options):
+                self.world.last_exports[name] = before
 
     def _exported_frontier(self, name: str) -> int:
         """A source's frontier for others; the +inf of its mere end promises nothing about them."""
@@ -441,12 +439,7 @@ class _EpochDecider:
     ) -> bool:
         """Worth sealing without rows: something moved, or a running timer has come a good way."""
         before = self.before
-        if (
-            self.emitted
-            or self.recorded
-            or release_before != release_after
-            or self.world.barriers.section != before.section
-        ):
+        if self.emitted or self.recorded or release_before != release_after:
             return True
         stepped = (
             before.time is None

@@ -127,11 +127,8 @@ def count_shared_slots(left: Sequence[LineageSegment], right: Sequence[LineageSe
     for one, other in zip(left, right, strict=False):
         if one.timeline != other.timeline:
             break
-        ends = [_OPEN_END if s.last is None else s.last for s in (one, other)]
-        shared = max(shared, min(ends))
-        # Both went through this timeline, and one of them left it earlier.
-        if ends[0] != ends[1]:
-            break
+        # Where one of them left this timeline earlier, both go on with other timelines.
+        shared = max(shared, min(_OPEN_END if s.last is None else s.last for s in (one, other)))
     return shared
 
 

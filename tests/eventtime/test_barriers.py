@@ -52,8 +52,7 @@ class Rig:
     ) -> Any:
         barriers = self.open()
         row = BarrierRow(self.clock, type_, id_, time)
-        waits = barriers.record_arrival(member, row, self.clock)
-        assert waits == (member in barriers.members_at_barrier())
+        barriers.record_arrival(member, row, self.clock)
         return self.close(barriers)
 
     def tick(self, clock: int, *pending: str) -> Any:
