@@ -286,17 +286,21 @@ class Lease:
         Raises:
             LeaseLostError: another process took it, or it was released.
             OutcomeUnknownError: no answer; the lease stays valid until its time is over.
+            PreconditionFailedError: likewise, where the store shows the version that it refused.
             StoreUnavailableError: likewise.
         """
         with self._lock:
             if self._lost is not None:
                 raise self._lease_lost_error()
-            for _ in range(2):  # the second, if an earlier renewal had arrived without an answer
-                if self._try_renewal(self._record.model_copy(update={"nonce": _make_nonce()})):
-                    return
-            raise OUTCOME_UNKNOWN(
-                uri=self._store.uri(self._key), cause="renewals overtook each other"
-            )
+            record = self._record.model_copy(update={"nonce": _make_nonce()})
+            sent = self._sent[record.nonce] = self._clock.monotonic()
+            try:
+                etag = self._store.compare_and_swap(self._key, record.to_bytes(), self._etag)
+            except (PreconditionFailedError, OutcomeUnknownError):
+                if not self._read_back_renewal():
+                    raise
+            else:
+                self._accept_renewal(record, etag, sent)
 
     def release(self) -> None:
         """Release the lease, so that the next driver starts at once; nothing if it is lost.
@@ -315,21 +319,6 @@ class Lease:
                 # then expires by itself.
                 with suppress(PreconditionFailedError):
                     self._store.compare_and_swap(self._key, free.to_bytes(), self._etag)
-
-    def _try_renewal(self, record: LeaseRecord) -> bool:
-        """Renew once; False if instead an earlier renewal without an answer had arrived."""
-        sent = self._clock.monotonic()
-        self._sent[record.nonce] = sent
-        try:
-            etag = self._store.compare_and_swap(self._key, record.to_bytes(), self._etag)
-        except PreconditionFailedError:
-            return self._read_back_renewal()
-        except OutcomeUnknownError:
-            if self._read_back_renewal():
-                return True
-            raise
-        self._accept_renewal(record, etag, sent)
-        return True
 
     def _read_back_renewal(self) -> bool:
         """Return whether a renewal of this process arrived; raises if the lease is lost."""
