@@ -23,8 +23,8 @@ from .host_clock import SYSTEM_CLOCK
 from .record_models import FrozenModel
 from .store import NotFoundError, Store
 
-PIECE_BYTES: Final = 256 * 1024  # bytes
-MAX_PIECES: Final = 64  # of one attempt: 16 MiB
+PIECE_BYTES = 256 * 1024  # bytes
+MAX_PIECES = 64  # of one attempt: 16 MiB
 KEPT_ATTEMPTS: Final = 20  # of one pipeline
 
 

@@ -12,7 +12,7 @@ kept from running only if a person has stopped the pipeline or a restore is unde
 
 import secrets
 from enum import StrEnum
-from typing import Final, Required, Self, TypedDict, Unpack
+from typing import Required, Self, TypedDict, Unpack
 
 from pydantic import model_validator
 
@@ -27,7 +27,7 @@ from .shared_documents import SharedDocument, change_document, create_record, re
 from .store import Store
 
 DAY = 24 * 3600.0  # seconds
-ANSWER_RETENTION: Final = 3600.0
+ANSWER_RETENTION = 3600.0
 """Seconds for which an answered request and its acknowledgement are kept.
 
 Airflow reads a stop request after the driver has ended, and a person may wait minutes for an

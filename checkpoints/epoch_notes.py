@@ -98,7 +98,7 @@ class MergeSummary:
 
 
 # Manifests of earlier versions lack some of the notes.
-_NOTHING_NOTED: Final[JsonView] = {
+_NOTHING_NOTED: JsonView = {
     "epoch": {},
     "next_position": 0,
     "released_max": None,

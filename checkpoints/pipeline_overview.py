@@ -62,7 +62,7 @@ class PipelineState(StrEnum):
 Surface = Literal["cli", "page", "event"]
 
 # Scripts, dashboards and live databases have these words, so they differ from the states for good.
-_WORDS: Final[Mapping[Surface, Mapping[PipelineState, str]]] = {
+_WORDS: Mapping[Surface, Mapping[PipelineState, str]] = {
     "cli": {PipelineState.NEW: "never ran", PipelineState.LEASED: "starting"},
     "page": {PipelineState.LEASED: "running", PipelineState.LOST: "down"},
     "event": {PipelineState.RUNNING: "live"},

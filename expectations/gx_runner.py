@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
 
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
-SAMPLE_ROWS: Final = 5
+SAMPLE_ROWS = 5
 """Rows that a failed check shows of those behind it."""
 _ROWS_NAMED = 50  # in the command that shows them; a longer one does not fit a shell's line
 
@@ -367,7 +367,7 @@ def _make_check_error(check: Check, cause: str) -> ConfigurationError:
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
 # the first column of the summary (None: the summary is about the table as a whole).
 
-_SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+_SAMPLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     LATE: (*ORIGIN, "_epoch", "output", "reason", "lateness_us"),
     DEAD_LETTERS: (*ORIGIN, "_epoch", "reason", "object"),
     REJECTIONS: ("row_id", "_epoch", "destination", "via", "reason"),
@@ -375,7 +375,7 @@ _SAMPLE_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     CHECKPOINTS: ("checkpoint_id", "_epoch"),
     EVENTS: (*ORIGIN, "_epoch", "position"),
 }
-_ROWS_BEHIND: Final[Mapping[str, tuple[str, str | None]]] = {
+_ROWS_BEHIND: Mapping[str, tuple[str, str | None]] = {
     "late_by_source": (LATE, "_source"),
     "late_by_output": (LATE, "output"),
     "late_by_reason": (LATE, "reason"),

@@ -27,9 +27,9 @@ from .pipeline_operator import ACTIVE_RUN_STATES
 from .store_access import StoreAccess
 
 STREAM_DAG_SUFFIX: Final = ".stream"
-TIDEGATE_TAG: Final = "tidegate"
+TIDEGATE_TAG = "tidegate"
 # Kinds of DAGs by which a person acts on a stream.
-ACTION_DAG_KINDS: Final = (
+ACTION_DAG_KINDS = (
     "recover",
     "stop",
     "pin",

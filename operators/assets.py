@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from airflow.sdk import Asset, AssetWatcher
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -177,7 +177,7 @@ def _has_moved_far(saved: JsonObject | None, position: JsonObject) -> bool:
 # The bucket keeps what was announced, so neither a restart nor a second task announces a period
 # twice. A restore takes periods back; they are announced again when they close again.
 
-MAX_PERIODS: Final = 200  # announced by one run; the next runs go on while a stream catches up
+MAX_PERIODS = 200  # announced by one run; the next runs go on while a stream catches up
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

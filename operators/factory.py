@@ -54,19 +54,19 @@ from .sweep_operator import StopOperator, SweepOperator, SweepReportOperator
 
 STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
 APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves
-SWEEP_DAG_ID: Final = "tidegate.sweep"
+SWEEP_DAG_ID = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON = "*/15 * * * *"
 # A check costs about ten seconds of one core, most of it importing Great Expectations.
-QUALITY_EVERY_SECONDS: Final = 600.0
+QUALITY_EVERY_SECONDS = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
-ANNOUNCE_EVERY_SECONDS: Final = 10.0
+ANNOUNCE_EVERY_SECONDS = 10.0
 # Kind of DAG -> its description and the fields of its form.
 _SHOWN = read_data_file("tidegate.operators", "dags.toml")
 _RETRIED = {"retries": 2, "retry_delay": timedelta(seconds=5)}
 # One run at a time, because a pipeline has one driver. DAGs start unpaused, because a spec in the
 # folder is meant to run.
-_DAG_DEFAULTS: Final[JsonObject] = {
+_DAG_DEFAULTS: JsonObject = {
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
     "catchup": False,
     "max_active_runs": 1,

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
 from airflow.api_fastapi.core_api.security import (
@@ -84,7 +84,7 @@ PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 
 # The routes share the API server's 40 threads with Airflow's own routes, among them the heartbeats
 # of running tasks. So a bucket that does not answer must never hold more than a few of them.
-MAX_REQUESTS: Final = 4
+MAX_REQUESTS = 4
 _QUEUE_PATIENCE = 5.0  # seconds; the page asks again after a while
 _STORE_BUDGET = 3.0  # seconds for one request to a bucket; drivers wait longer
 _RUNS_IN_TIMELINE = 60

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import ceil, log
-from typing import Any, Final
+from typing import Any
 
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
@@ -29,10 +29,10 @@ from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
-OLD_CHECKPOINT_SECONDS: Final = 120.0
+OLD_CHECKPOINT_SECONDS = 120.0
 # Sealed epochs that the tables do not show yet; the driver itself waits at
 # `outputs.max_unpublished`.
-BACKLOG_EPOCHS: Final = 20
+BACKLOG_EPOCHS = 20
 # If more sources are silent, the cause is not the sources.
 _SILENT_SOURCES_SHOWN = 3
 

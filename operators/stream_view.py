@@ -62,7 +62,7 @@ from .page_data import (
 CHART_POINTS: Final = 120
 CHECKPOINTS_PER_PAGE: Final = 25
 READ_WORKERS: Final = 8
-BARRIERS_SHOWN: Final = 60
+BARRIERS_SHOWN = 60
 _LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of that
 _QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new
 _EPOCHS_REMEMBERED = 600  # those of the charts, and some that were searched

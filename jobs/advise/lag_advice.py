@@ -207,7 +207,7 @@ def advise_lags(
     return found
 
 
-PICTURE_SUFFIXES: Final = (".png", ".svg")
+PICTURE_SUFFIXES = (".png", ".svg")
 _LAG_AXIS_LABELS = (
     "1us 10us 100us 1ms 10ms 100ms 1s 5s 10s 30s 1m 5m 15m 30m 1h 2h 4h 8h 1d 2d 7d 30d"
 )

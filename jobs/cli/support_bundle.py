@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, quote_plus, unquote
 
 import typer
@@ -63,7 +63,7 @@ _PRIVATE_KEY = re.compile(
 )
 _WORD = re.compile(r"\S+")
 _ENVIRONMENT_REFERENCE = re.compile(r'"env:([^"]+)"')
-_ENCODERS: Final[tuple[Callable[[str], str], ...]] = (
+_ENCODERS: tuple[Callable[[str], str], ...] = (
     lambda text: json.dumps(text)[1:-1],
     lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
     lambda text: repr(text)[1:-1],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -232,7 +232,7 @@ def measure_landing(pipeline: str, source: str) -> Iterator[LandingMetrics]:
 # Lineage never holds up an epoch. A thread of its own sends the events; events that the receiver
 # does not take in time are dropped with a warning.
 
-PRODUCER: Final = f"urn:tidegate:{__version__}"
+PRODUCER = f"urn:tidegate:{__version__}"
 _QUEUE_SIZE = 200  # events; a receiver that is further behind does not listen
 _TIMEOUT = 5.0  # seconds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tidegate.checkpoints.batch_notes import BatchNotes, QueryPosition
 from tidegate.checkpoints.epoch_notes import EpochCounters
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Counter, Meter, Observation
     from opentelemetry.sdk.metrics import MeterProvider
 
-METRICS: Final[dict[str, JsonObject]] = read_data_file(__package__, "metrics.toml")
+METRICS: dict[str, JsonObject] = read_data_file(__package__, "metrics.toml")
 """Name of a metric -> its unit and description."""
-DRIVER_STATES: Final = (
+DRIVER_STATES = (
     "starting", "running", "waiting", "draining", "stopped", "finished", "failed",
 )  # fmt: skip
 _DRIVER_COUNTERS = (

@@ -449,7 +449,7 @@ class Sink(Protocol):
         ...
 
 
-EPOCH_POINTS: Final = (
+EPOCH_POINTS = (
     "plan",
     "survey",
     "decide",
@@ -466,7 +466,7 @@ EPOCH_POINTS: Final = (
 ``seal.sent``: the slot is filled, but this process does not know it yet.
 """
 
-LANDING_POINTS: Final = ("land.written",)
+LANDING_POINTS = ("land.written",)
 """Of a landing query: the object is there, and Spark's checkpoint does not know."""
 
 

@@ -13,7 +13,7 @@ wait for a member that still has rows to read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import TypedDict
 
 from tidegate.jobs.spec.event_time_options import CoalesceOptions, OrderOptions
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -139,8 +139,8 @@ class ReleaseOrder:
         self.released = max(self.released, ReleaseMark(mark.section, mark.time + 1))
 
 
-STATE_VERSION: Final = 1
-EMPTY_COALESCER: Final = Coalescer(CoalesceOptions()).to_dict()
+STATE_VERSION = 1
+EMPTY_COALESCER = Coalescer(CoalesceOptions()).to_dict()
 """State of the coalescer of a source that was added to the spec later."""
 
 

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
 from tidegate.checkpoints.manifest import FileRef
@@ -24,10 +23,8 @@ from .checkpoint_files import is_for_host
 from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFile
 from .errors import OBJECT_DAMAGED
 
-LARGE_FILE: Final = 1 << 20  # bytes; from here on an object of its own
-MOST_PACKS: Final = (
-    64  # that a batch names for one query; then files of the oldest are packed again
-)
+LARGE_FILE = 1 << 20  # bytes; from here on an object of its own
+MOST_PACKS = 64  # that a batch names for one query; then files of the oldest are packed again
 _PATH = "path"  # in `FileRef.extra` of a file that is an object of its own
 _ETAG = "etag"
 

@@ -264,13 +264,12 @@ class SlotFollower(ABC):
         def advance_position(there: StoredPosition) -> StoredPosition:
             """Return the document to be stored in place of the one that is there."""
             self.refuse_other_owner(there.uid)
-            if there.position == after and there.uid:
+            # Two publishers may copy one ledger in either order: a faster one may have been here.
+            is_done = there.position >= after if before is None else there.position == after
+            if there.uid and is_done:
                 return there
             if before is not None and there.uid and there.position != before:
                 raise self.make_error(LEDGER_MOVED, position=there.position, expected=before)
-            # Two publishers may copy one ledger in either order.
-            if before is None and there.uid and there.position > after:
-                return there  # a faster publisher has copied the same ledger already
             return there.model_copy(update={"uid": self.uid, **asdict(after)})
 
         change_document(self.store, key, StoredPosition(), advance_position)

@@ -285,11 +285,9 @@ class _TableCompactor:
 
 def _compute_size_level(size: int) -> int:
     """Return the size level; files of one level differ by less than the number of files merged."""
-    return (
-        0
-        if size < _LOWEST_LEVEL_BYTES
-        else 1 + int(math.log(size / _LOWEST_LEVEL_BYTES, _MIN_FILES_PER_MERGE))
-    )
+    if size < _LOWEST_LEVEL_BYTES:
+        return 0
+    return 1 + int(math.log(size / _LOWEST_LEVEL_BYTES, _MIN_FILES_PER_MERGE))
 
 
 # Bounds the memory of the first run over a bucket in which nothing was ever deleted; an hour of

@@ -105,8 +105,8 @@ def translate_settings(settings: Mapping[str, str]) -> _Settings | None:
     has_trust = not protocol.endswith("SSL") or "ssl.ca.location" in found
     has_login = not protocol.startswith("SASL") or "sasl.username" in found
     is_installed = find_spec("confluent_kafka") is not None
-    is_clear = is_known_level and has_trust and has_login and not rest
-    return found if is_clear and is_installed else None
+    is_clear = is_installed and is_known_level and has_trust and has_login and not rest
+    return found if is_clear else None
 
 
 class ClientTopicOffsets:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Final
 
 import structlog
 
@@ -37,7 +36,7 @@ from .object_inspection import (
 )
 from .table_versions import TableVersions, open_table_versions
 
-DONE_MARKER: Final = "_DONE"
+DONE_MARKER = "_DONE"
 """Name of the object after which a member of a bounded source has no more objects."""
 # In one epoch, if the spec has no limit: one page of a LIST, and a cut that fits into a manifest.
 _MAX_OBJECTS_PER_SLICE = 1000

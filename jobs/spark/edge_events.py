@@ -16,7 +16,6 @@ Without edges in the cut the segment stays as it is, and where no window closes 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,7 +37,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .epoch_context import FETCH_ROWS, EpochContext, OutputFiles, WrittenFiles
 
-EDGES_KIND: Final = "edges"
+EDGES_KIND = "edges"
 _ORIGIN_COLUMNS = ("_source", "_partition", "_seq", "_et")
 _WINDOWS_PER_PART = 10_000
 """Windows of one edge that are laid out at a time.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -143,7 +143,7 @@ class EpochOutputs:
                 rows[source, TARDY] += member.rows - aside
 
 
-GLOM_KIND: Final = "glom"
+GLOM_KIND = "glom"
 Ints = NDArray[np.int64]
 
 

@@ -83,8 +83,7 @@ class MemberScanner:
         # What the rows of earlier cuts left behind for this member; nothing for a new one.
         known = state.get("members", {}).get(str(member)) or {}
         self.memory: dict[str, int] = dict(known.get("generator") or {})
-        time = read_pipeline_time(state)
-        self.wall_before = None if time is None else time.wall
+        self.wall_before = time.wall if (time := read_pipeline_time(state)) else None
         self.kinds = rows.kinds[: self.end]
         self.shift = 1 if source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)

@@ -14,7 +14,7 @@ second pass sends each row to the task of its range.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -370,7 +370,7 @@ def _find_released_max(
     return ReleaseMark(section.as_py(), pc.max(times).as_py())
 
 
-RANGE_ROWS: Final = 400_000
+RANGE_ROWS = 400_000
 """Rows that one task sorts.
 
 A few hundred megabytes at most, and several ranges for the cores of an epoch of millions.

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, Final
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -43,7 +43,7 @@ from tidegate.jobs.streams.reducers import (
 from .errors import REDUCER_FAILED
 from .spark_session import SPARK_ERRORS, SparkSessions, detect_lost_executors
 
-MIN_JOB_ROWS: Final = 50_000
+MIN_JOB_ROWS = 50_000
 """Rows from which a job pays.
 
 Starting tasks with Python in them costs about what one core folds in half a second.

@@ -32,7 +32,7 @@ The default is ten minutes.
 """
 
 
-SMALL_ROWS: Final = 20_000
+SMALL_ROWS = 20_000
 """Up to this many rows the driver reads objects itself.
 
 `createDataFrame` wins below, a parallel scan above.

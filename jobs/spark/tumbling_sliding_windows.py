@@ -10,7 +10,6 @@ every window in it is purged.
 """
 
 from dataclasses import replace
-from typing import Final
 
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
@@ -37,7 +36,7 @@ from .edge_events import EpochEdges, assign_intervals, drop_edges
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
 from .ordered_release import adjust_late_rows
 
-MERGE_ROWS: Final = 500_000
+MERGE_ROWS = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
 
 # Which rows join

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -427,7 +427,7 @@ SinkSpec = Annotated[
 ]
 
 
-JARS: Final = read_data_file(__package__, "jars.toml")
+JARS = read_data_file(__package__, "jars.toml")
 """The jars that a pipeline or job needs in addition to those of Spark."""
 _JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 

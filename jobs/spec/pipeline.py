@@ -67,7 +67,7 @@ NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "s
 # Of `outputs`: they decide in which files rows are, not which rows there are, so a change of them
 # needs no new state.
 _NON_DATA_OUTPUT_FIELDS = {"layout", "compact", "file_mb"}
-RESERVED_TABLES: Final = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
+RESERVED_TABLES = frozenset({EVENTS, LATE, BUILT, BARRIERS, CHECKPOINTS, DEAD_LETTERS})
 
 
 class PipelineSpec(SpecModel):
@@ -286,7 +286,7 @@ class PipelineSpec(SpecModel):
 # Presets: the defaults of six systems that users may know (docs/semantics.md, section 8).
 # A preset only sets defaults. What the YAML of the pipeline itself says wins, field by field.
 
-PRESETS: Final[dict[str, JsonObject]] = read_data_file(__package__, "presets.toml")
+PRESETS: dict[str, JsonObject] = read_data_file(__package__, "presets.toml")
 """Preset and its defaults for sources, coalescing, release, barriers, windows and sessions."""
 
 

@@ -37,7 +37,7 @@ What the pipeline releases, its positions, and the running maximum of its event 
 """
 REJECTIONS: Final = "rejections"
 """The table of dispatches that a destination refused: the log of their origin streams."""
-RUNNING_AGGREGATES: Final = ("count", "sum", "min", "max", "first", "last")
+RUNNING_AGGREGATES = ("count", "sum", "min", "max", "first", "last")
 """Aggregates that a reducer can keep from event to event."""
 _SYSTEM_STREAM_COLUMNS = ("position", "stream_time")
 _FUNCTION_PATH_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")

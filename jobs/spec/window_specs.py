@@ -66,7 +66,7 @@ class Aggregate(SpecModel):
         if not isinstance(value, str):
             return value
         match = _CALL_PATTERN.match(value)
-        names = [f.value for f in AggregateFunction]
+        names = [*AggregateFunction]
         if value.count("(") > value.count(")"):
             raise ValueError(
                 f"not an aggregate: {value!r}: in {{...}} a comma ends a value; write it in quotes"

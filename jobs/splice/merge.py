@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -60,16 +60,6 @@ from .errors import CONTENDED, EFFECT_CHANGED, NOT_OPEN, UNEQUAL
 from .impact import Impact, digest_plan, digest_tables, make_impact_report, parse_digest_slot
 from .merge_plan import MergePlan, make_merge_plan
 from .tables_at_head import find_merge_segments, read_data_file
-
-CRASH_POINTS: Final = (
-    "merge.start",
-    "merge.planned",
-    "merge.written",
-    "merge.seal",
-    "merge.sealed",
-    "merge.noted",
-)
-"""Where a test may end the process, in order; the merge is committed after ``merge.seal``."""
 
 # One loss is chance; from the second on the driver is faster than the merge can ever be.
 _LOSSES_BEFORE_HOLD = 2  # slots lost before the driver is asked to hold
@@ -143,7 +133,7 @@ def merge_request(
         log: its log.
         request_id: which request.
         decision: who merges it, why, and which effect was approved.
-        step: called at every point of `CRASH_POINTS`.
+        step: called with the name of each point at which a test may end the process.
 
     Raises:
         ConfigurationError: the request is unknown or not open, it is too early, the effect cannot

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, row, spec_of
 from tests.manual_clock import ManualClock
 from tests.splice.worlds import (
+    CRASH_POINTS,
     LATE_ONES,
     WINDOWS,
     Epochs,
@@ -33,7 +34,6 @@ from tidegate.jobs.rules.recomputation import WindowBounds
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import (
-    CRASH_POINTS,
     MergeDecision,
     estimate_impact,
     find_merge_checkpoint,

@@ -11,6 +11,7 @@ import pytest
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
 from tests.splice.stream_rows import V, current, values
+from tests.splice.worlds import CRASH_POINTS
 from tests.streams import folds
 from tests.streams.support import World, streams_spec
 
@@ -27,7 +28,7 @@ from tidegate.jobs.sinks.output_tables import (
     DriverTables,
 )
 from tidegate.jobs.sinks.published_tables import RowSelection, read_table, scan_table
-from tidegate.jobs.splice.merge import CRASH_POINTS, MergeDecision, estimate_impact, merge_request
+from tidegate.jobs.splice.merge import MergeDecision, estimate_impact, merge_request
 from tidegate.jobs.splice.request_creation import (
     LateFilter,
     RequestOptions,

@@ -30,6 +30,16 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "visits": {"kind": "session", "gap": "4s", "aggregates": AGGREGATES},
 }
 
+CRASH_POINTS = (
+    "merge.start",
+    "merge.planned",
+    "merge.written",
+    "merge.seal",
+    "merge.sealed",
+    "merge.noted",
+)
+"""Where a test may end a merge, in order; it is committed after ``merge.seal``."""
+
 
 def world(windows: Iterable[str] = tuple(WINDOWS), **more: Any) -> Bench:
     """A pipeline with two sources and some windows."""
