@@ -100,7 +100,8 @@ def list_functions() -> dict[Place, list[FunctionType]]:
     """Return the product's functions in memory by the place of their code."""
     found = defaultdict[Place, list[FunctionType]](list)
     for function in gc.get_objects():
-        if isinstance(function, FunctionType) and f"{function.__module__}".startswith("tidegate."):
+        # Not isinstance, which asks `__class__`: for that a lazy proxy of Airflow imports its module.
+        if type(function) is FunctionType and f"{function.__module__}".startswith("tidegate."):
             found[_place(function.__code__)].append(function)
     return found
 

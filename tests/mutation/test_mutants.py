@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -151,6 +151,25 @@ def test_a_changed_function_is_found_in_memory() -> None:
     assert changes is not None
     assert {function.__qualname__ for function, _ in changes} == {"Lease.__init__"}
     assert find_changes(path, source + "\nEXTRA = 1\n", list_functions()) is None
+
+
+class _LazyProxy:
+    """Imports a module that is not there as soon as its class is asked for."""
+
+    @property
+    def __class__(self) -> type:
+        raise ModuleNotFoundError("cloudpickle")
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+def test_what_other_libraries_keep_in_memory_is_left_alone() -> None:
+    """Airflow's operators have such proxies, and tests of them may have run before."""
+    proxy = _LazyProxy()
+    assert all(functions for functions in list_functions().values())
+    with pytest.raises(ModuleNotFoundError):
+        isinstance(proxy, FunctionType)
 
 
 @needs_packages
