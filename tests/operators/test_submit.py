@@ -279,9 +279,13 @@ def test_the_task_starts_it_and_goes(
     monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path))
     access, submission = StoreAccess("s3://lake", KEYS), SubmitSpec(conn_id="cluster")
     launched = launch_driver("p", str(spec), access, "latest", submit=submission)
-    arguments = Path(f"/proc/{launched.leader.pid}/cmdline").read_text()
+    process = Path(f"/proc/{launched.leader.pid}")
+    # While the kernel loads a program, both files are empty for a moment.
+    _wait((process / "environ").read_bytes)
+    arguments = (process / "cmdline").read_text()
+    assert arguments
     assert "do-not-tell" not in arguments
-    environment = Path(f"/proc/{launched.leader.pid}/environ").read_text()
+    environment = (process / "environ").read_text()
     assert "do-not-tell" in environment
     assert "nor-that" not in environment  # Airflow's own secrets stay with Airflow
     _wait(lambda: launched.read_exit_code() is not None)
