@@ -129,18 +129,19 @@ class IcebergSink:
             ConfigurationError: another pipeline publishes into a table, the catalog refuses access,
                 or a variable that the spec names is not set.
         """
+        missed = ""
         for _ in range(_MAX_CONFLICTS):
-            known = CHECKPOINTS in self._tables
             try:
                 with self._translate_sink_errors():
                     return self._follow_once(log, flush)
             except _LOST_RACES:
                 self._tables.clear()  # another publisher committed: load and decide again
             except PoisonError as error:
-                # The tables of an earlier call may lack what another publisher has applied since,
-                # and retention may have retired that. No commit was tried that would show it.
-                if not known or error.code != NO_MANIFEST.code:
+                # Another publisher may have applied the epoch since the tables were loaded, and
+                # retention retired it. No commit was tried that would show it: load and look again.
+                if error.code != NO_MANIFEST.code or error.message == missed:
                     raise
+                missed = error.message
                 self._tables.clear()
         raise CONTENDED(pipeline=self.spec.name, what="the tables")
 

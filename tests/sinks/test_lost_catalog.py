@@ -7,6 +7,7 @@ from tests.sinks.conftest import World
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError
 from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables
+from tidegate.jobs.sinks.lineage_position import CurrentLineage
 
 
 def test_lost_catalog_is_found_through_the_pointer(world: World) -> None:
@@ -61,6 +62,27 @@ def test_tables_that_another_moved_on_need_no_retired_epoch(world: World, flush:
     assert sleeper.follow(world.log, flush=flush) == 1
     assert {epoch for _, epoch in world.rows(world.sink())} == {1, 2, 3, 4, 5}
     assert len(world.rows(world.sink())) == 10
+
+
+def test_a_publisher_that_slept_in_its_first_call_needs_no_retired_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another publisher applied what it was about to apply, and retention has retired it since."""
+    world.seal(2, ("events",))
+    world.sink().follow(world.log)
+    world.seal(2, ("events",))
+    sleeper = world.sink()
+    rewind = sleeper._rewind_tables
+
+    def rewind_late(lineage: CurrentLineage) -> None:
+        monkeypatch.undo()
+        world.sink().follow(world.log)
+        world.retire(3)
+        rewind(lineage)
+
+    monkeypatch.setattr(sleeper, "_rewind_tables", rewind_late)
+    assert sleeper.follow(world.log) == 0
+    assert world.rows(sleeper) == world.wanted_of(4)
 
 
 def test_tables_outside_the_lineage_are_fenced(world: World) -> None:
