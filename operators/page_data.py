@@ -487,14 +487,12 @@ def list_driver_events(
             return
         first, before = _find_first_epoch(newest, read_epoch)
         event = {"at": first["at"], "checkpoint": first["id"]}
-        says = f"the driver with token {first['token']}"
-        if before is None:
-            yield {**event, "kind": "driver", "says": f"{says} began"}
-            return
-        gap = f"{(first['at'] - before['at']) / 1000:.0f} s after the last checkpoint"
-        says = f"{says} took over from {before['token']}, {gap}"
-        yield {**event, "kind": "driver", "says": says}
-        if first["spec"] != before["spec"]:
+        did = "began"
+        if before is not None:
+            gap = f"{(first['at'] - before['at']) / 1000:.0f} s after the last checkpoint"
+            did = f"took over from {before['token']}, {gap}"
+        yield {**event, "kind": "driver", "says": f"the driver with token {first['token']} {did}"}
+        if before is not None and first["spec"] != before["spec"]:
             says = f"the spec changed from {before['spec'][:8]} to {first['spec'][:8]}"
             yield {**event, "kind": "spec", "says": says}
         newest = before

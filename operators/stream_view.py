@@ -122,7 +122,8 @@ class StreamView:
         # By digest; that of the newest epoch is kept.
         self._read_spec = lru_cache(1)(partial(read_spec, self.store, self.pipeline))
         self._searched: int | None = None  # the timeline whose past was searched for barriers
-        self._forks: tuple[int, list[LineageSegment], list[ForkRecord]] | None = None
+        # By timeline: lineage and restores change only with it.
+        self._read_lineage = lru_cache(1)(self._load_lineage)
         self._verified: dict[str, JsonObject] = {}
 
     def _read_head(self) -> LogHead:
@@ -172,12 +173,10 @@ class StreamView:
             detail = self._read_shared("detail", lambda: self._read_detail(head))
             recent = span == CHART_POINTS
             epochs = self._recent_epochs(head) if recent else self._sample_epochs(head, span)
-            points = [point for point, _ in epochs]
-            known = since is not None and (since[0] == head.timeline and since[1] <= head.slot)
-            partial = known and recent
-            if since is not None and partial:
-                points = [point for point in points if point["slot"] > since[1]]
-            return _add_findings({**detail, **dag, "points": points, "partial": partial})
+            known = recent and since and since[0] == head.timeline and since[1] <= head.slot
+            first = since[1] + 1 if since and known else 0
+            points = [point for point, _ in epochs if point["slot"] >= first]
+            return _add_findings({**detail, **dag, "points": points, "partial": bool(known)})
 
     def checkpoint_page(
         self,
@@ -203,10 +202,12 @@ class StreamView:
                 source = self._iterate_abandoned(head)
             else:
                 last = head.slot if until is None else self._find_newest_slot(head, until)
-                source = self._catalog.iterate_newest_first(self._read_lineage(head)[0], last)
+                source = self._catalog.iterate_newest_first(
+                    self._read_lineage(head.timeline)[0], last
+                )
             rest = (
                 row
-                for row in map(make_annotator(roots, self._read_lineage(head)[0]), source)
+                for row in map(make_annotator(roots, self._read_lineage(head.timeline)[0]), source)
                 if (before is None or _is_past_cursor(row, before, abandoned))
                 and (until is None or row.created_at <= until * 1000)
                 and (row.is_restorable or not restorable)
@@ -382,7 +383,7 @@ class StreamView:
     def _read_detail(self, head: LogHead) -> JsonObject:
         recent = self._recent_epochs(head)
         roots = RootsFile(self.store, self.pipeline).read()
-        forks = reversed(self._read_lineage(head)[1])
+        forks = reversed(self._read_lineage(head.timeline)[1])
         requests = list_pending_requests(self.store, self.pipeline)
         audits = read_restore_audits(self.store, self.pipeline)
         summary = self._read_shared("summary", lambda: self._read_summary(head))
@@ -438,12 +439,8 @@ class StreamView:
         step = max(1, -(-reach // CHART_POINTS))
         return self._load_epochs(head, [*range(head.slot, head.slot - reach, -step)][::-1])
 
-    def _read_lineage(self, head: LogHead) -> tuple[list[LineageSegment], list[ForkRecord]]:
-        """Lineage and restores as of a head; both change only with its timeline."""
-        if self._forks is None or self._forks[0] != head.timeline:
-            forks = self.log.list_forks()[: head.timeline]
-            self._forks = head.timeline, self.log.lineage(head.timeline), forks
-        return self._forks[1:]
+    def _load_lineage(self, timeline: int) -> tuple[list[LineageSegment], list[ForkRecord]]:
+        return self.log.lineage(timeline), self.log.list_forks()[:timeline]
 
     def _read_point(self, head: LogHead, slot: int) -> JsonObject | None:
         """An epoch of the lineage; None if it is retired."""
@@ -466,7 +463,7 @@ class StreamView:
 
     def _load_epochs(self, head: LogHead, slots: Iterable[int]) -> list[_SeenEpoch]:
         """The epochs of these slots that are not retired; reads those not seen, several at once."""
-        segments, seen = self._read_lineage(head)[0], self._seen
+        segments, seen = self._read_lineage(head.timeline)[0], self._seen
         positions = [(s.timeline, slot) for slot in slots for s in segments if s.contains(slot)]
         missing = [position for position in positions if position not in seen]
         epochs = map_in_threads(
@@ -486,7 +483,9 @@ class StreamView:
         """
         if self._searched != head.timeline:
             # From the index: an epoch that the charts remember may have been retired since.
-            whole = self._catalog.iterate_newest_first(self._read_lineage(head)[0], head.slot)
+            whole = self._catalog.iterate_newest_first(
+                self._read_lineage(head.timeline)[0], head.slot
+            )
             lineage = islice(whole, _BARRIER_LOOK_BACK)
             rows = islice((row for row in lineage if row.barriers), BARRIERS_SHOWN)
             recent = self._load_epochs(head, [row.slot for row in rows]) + recent
@@ -501,7 +500,7 @@ class StreamView:
 
     def _iterate_abandoned(self, head: LogHead) -> Iterator[SlotSummary]:
         """Epochs that restores have left behind, newest first."""
-        lineage = {segment.timeline: segment for segment in self._read_lineage(head)[0]}
+        lineage = {segment.timeline: segment for segment in self._read_lineage(head.timeline)[0]}
         for timeline in reversed(range(head.timeline)):
             segment = lineage.get(timeline)
             for row in self._catalog.index.iterate_newest_first(timeline):

@@ -52,7 +52,7 @@ ENTRY_POINTS = frozenset({"main", "get_provider_info"})
 _OLDER_LIST = """
     bucket_upper_bound canonical_bytes console decide event_columns
     fence_text lines max_frontier opaque_literal sha256_of_bytes sha256_of_file values_differ
-    _larger_id _matches _names_who_must_act _record
+    _matches _names_who_must_act _record
     _removed_rows
 """
 OLDER_NAMES = frozenset(_OLDER_LIST.split())

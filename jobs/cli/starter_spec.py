@@ -417,8 +417,9 @@ def _choose_times(folder: str, sample: Sample, wanted: str | None) -> list[str]:
     if not found:
         columns = ", ".join(f"{name} ({one.kind})" for name, one in sample.columns.items())
         raise NO_EVENT_TIME(folder=folder, columns=columns)
-    is_worse = {n: (bool(_RECEIVED.search(n)), sample.columns[n].kind == "date") for n in found}
-    return sorted(found, key=is_worse.__getitem__)
+    return sorted(
+        found, key=lambda n: (bool(_RECEIVED.search(n)), sample.columns[n].kind == "date")
+    )
 
 
 def _rename_other_times(sample: Sample, event_columns: set[str], own: str) -> Sample:

@@ -223,7 +223,7 @@ class Barriers:
         # It closed before: an abort now would close the same barrier twice.
         if found is None and self._is_past(id_):
             return False
-        self.latest = _larger_id(self.latest, id_)
+        self.latest = _find_larger(self.latest, id_)
         if found is None:
             self.aborted = [*self.aborted, id_]
             self._record_closed(
@@ -245,7 +245,7 @@ class Barriers:
         if self.options.identity == "id":
             self._pass_ids_up_to(id_)
         elif id_ > (self.last_id or 0):
-            self.cancelled = _larger_id(self.cancelled, id_)
+            self.cancelled = _find_larger(self.cancelled, id_)
 
     def close_ready(self, clock: int, pending: Collection[str]) -> None:
         """Close barriers from the head of the queue, as long as the head can be closed.
@@ -270,7 +270,7 @@ class Barriers:
 
     def _pass_ids_up_to(self, id_: int) -> None:
         """Every id up to this one is past, open ones excepted."""
-        self.last_id = _larger_id(self.last_id, id_)
+        self.last_id = _find_larger(self.last_id, id_)
         self.aborted = [a for a in self.aborted if a > self.last_id]
         if self.cancelled is not None and self.cancelled <= self.last_id:
             self.cancelled = None
@@ -317,7 +317,7 @@ class Barriers:
     def _arrive_by_id(self, member: str, row: BarrierRow, arrival: BarrierArrival) -> None:
         if row.id is None:
             raise BARRIER_WITHOUT_ID(member=member, seq=row.seq)
-        self.latest = _larger_id(self.latest, row.id)
+        self.latest = _find_larger(self.latest, row.id)
         missed = next((m for m in self.missed.get(member, ()) if m["id"] == row.id), None)
         if missed is not None:
             self._record_tardy(member, missed)
@@ -341,7 +341,7 @@ class Barriers:
 
     def _open_barrier(self, id_: int, clock: int) -> OpenBarrier:
         barrier = OpenBarrier(id=id_, opened=clock, arrivals={})
-        self.latest = _larger_id(self.latest, id_)
+        self.latest = _find_larger(self.latest, id_)
         self.open.append(barrier)
         self.open.sort(key=lambda b: b["id"])
         return barrier
@@ -368,11 +368,7 @@ class Barriers:
     # ------------------------------------------------------------------ closing
 
     def _waiting_since(self, barrier: OpenBarrier) -> int:
-        return (
-            barrier["opened"]
-            if self.last_closed is None
-            else max(barrier["opened"], self.last_closed)
-        )
+        return _find_larger(self.last_closed, barrier["opened"])
 
     def _close_head_if_ready(self, head: OpenBarrier, clock: int, pending: Collection[str]) -> bool:
         """Complete, or no member is left to wait for, or timed out (sections 3.4 and 3.5)."""
@@ -380,26 +376,18 @@ class Barriers:
         skipped = {m for b in self.open[1:] for m in b["arrivals"]}
         absent = self._absent_members(head)
         awaited = [m for m in absent if self.roster[m] != MemberStatus.IDLE and m not in skipped]
-        gone = (
-            BarrierOutcome.INCOMPLETE
-            if self.options.on_timeout == "incomplete"
-            else BarrierOutcome.ABORTED
-        )
-        if not awaited:
-            self._close_barrier(
-                head,
-                clock,
-                gone if absent else BarrierOutcome.COMPLETE,
-                "missing" if absent else "complete",
-            )
-            return True
-        if (
+        if awaited and (
             self.timeout is None
             or clock - self._waiting_since(head) <= self.timeout
             or any(m in pending for m in awaited)
         ):
             return False
-        self._close_barrier(head, clock, gone, "timeout")
+        outcome, cause = BarrierOutcome.COMPLETE, "complete"
+        if absent:
+            aborts = self.options.on_timeout == "abort"
+            outcome = BarrierOutcome.ABORTED if aborts else BarrierOutcome.INCOMPLETE
+            cause = "timeout" if awaited else "missing"
+        self._close_barrier(head, clock, outcome, cause)
         return True
 
     def _absent_members(self, barrier: OpenBarrier) -> list[str]:
@@ -486,7 +474,7 @@ class Barriers:
             self.missed[member] = [*self.missed.get(member, ()), entry][-MAX_MISSED_BARRIERS:]
 
 
-def _larger_id(known: int | None, value: int) -> int:
+def _find_larger(known: int | None, value: int) -> int:
     return value if known is None else max(known, value)
 
 

@@ -19,7 +19,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from . import frontiers as frontiers
 from . import members
 from .decider_state import DeciderState
-from .decision_types import Decision, Member, ReleaseMark, Survey
+from .decision_types import Decision, Member, ReleaseMark, Survey, bound_late_times
 from .frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
 from .members import (
     Members,
@@ -141,10 +141,8 @@ class _EpochDecider:
 
         Known from the start or with its first event; quiet by the output's timeout.
         """
-        output, heard = (
-            self.world.output,
-            name in self.members.sources_read and not self._ignores_punctuation(name),
-        )
+        output = self.world.output
+        heard = name in self.members.sources_read and not self._ignores_punctuation(name)
         if name not in output.inputs:
             if self.spec.coalesce.members == "discovered" and not heard:
                 return
@@ -211,11 +209,19 @@ class _EpochDecider:
         """
         newest = self.members.newest
         if newest is not None and self.spec.release.mode is not ReleaseMode.PASS_THROUGH:
-            self.world.order.note_read(self.clock, self.before.section, newest)
+            self.world.order.note_read(self.clock, self.before.section, self._adjust_newest(newest))
         self._coalesce_levels(expiring=True)
         if self.members.ended:
             self.members.finish_ended()
             self._coalesce_levels(expiring=False)
+
+    def _adjust_newest(self, newest: int) -> int:
+        """The newest time read, after `on_late: adjust` if all that was read is late."""
+        mark, by_time = self._order_late_mark()
+        bound = bound_late_times(mark, self.before.section, by_time=by_time)
+        start = max(self.before.frontier, bound)
+        adjusts = self.spec.release.expires_adjusted and self.members.newest_end > start
+        return start if adjusts and newest < bound else newest
 
     def _coalesce_levels(self, *, expiring: bool) -> None:
         """Every source in import order, then the output."""
@@ -383,11 +389,9 @@ class _EpochDecider:
         A member at its barrier does not hold back the section's rows.
         """
         mode, order = self.spec.release.mode, self.world.order
-        if mode is ReleaseMode.PASS_THROUGH:
+        if self.grace or mode is ReleaseMode.PASS_THROUGH:
             return order.released
         section = self.world.barriers.section
-        if self.grace:
-            return order.released
         reach = self.world.output.value
         standing = self.world.barriers.members_at_barrier()
         # The rows before a barrier may leave although their members wait at it.

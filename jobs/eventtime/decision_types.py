@@ -111,6 +111,8 @@ class MemberSurvey:
         regressions: punctuation rows below the current one.
         newest_kept: greatest event time of the rows without those that broke punctuation, and of
             adjusted rows as they are then; TICK_MIN: there is none; None: it is `max_time`.
+        newest_end: greatest exclusive end of those rows; TICK_MIN without such rows, and unless
+            `OrderOptions.expires_adjusted`.
     """
 
     member: Member
@@ -127,6 +129,7 @@ class MemberSurvey:
     violations: int = 0
     regressions: int = 0
     newest_kept: int | None = None
+    newest_end: int = TICK_MIN
 
     @property
     def max_kept_time(self) -> int | None:
@@ -141,11 +144,13 @@ class MemberSurvey:
         Short, because a manifest may hold ten thousand. The slice and the decider's state hold the
         other fields, as far as the decider reads them.
         """
-        barrier = None if self.barrier is None else list(astuple(self.barrier))
-        rest = {"barrier": barrier, **{name: getattr(self, name) for name in _RARE_COUNTS}}
-        rare = {name: value for name, value in rest.items() if value}
-        if self.newest_kept is not None:
-            rare["newest_kept"] = self.newest_kept
+        rare = {
+            name: value
+            for name in _RARE_FIELDS
+            if (value := getattr(self, name)) != getattr(_NOTHING, name)
+        }
+        if self.barrier is not None:
+            rare["barrier"] = list(astuple(self.barrier))
         times = [self.rows, self.min_time, self.max_time] if self.rows or rare else []
         return [*times, rare] if rare else times
 
@@ -161,7 +166,8 @@ class MemberSurvey:
         return cls(member, rows, least, greatest, barrier=marker, **rare)
 
 
-_RARE_COUNTS = ("quarantined", "dead", "violations", "regressions")
+_RARE_FIELDS = ("quarantined", "dead", "violations", "regressions", "newest_kept", "newest_end")
+_NOTHING = MemberSurvey(Member(""))
 
 
 @dataclass(frozen=True)
@@ -249,6 +255,13 @@ class BarrierHealth:
 _BARRIERS = TypeAdapter(BarrierHealth)
 
 
+def bound_late_times(mark: ReleaseMark | None, section: int, *, by_time: bool) -> int:
+    """Return the bound below which a row of the section is late, as `Decision.late_bound`."""
+    if mark is None:
+        return TICK_MIN
+    return mark.time if by_time else mark.bound_section(section)
+
+
 @dataclass(frozen=True)
 class Decision:
     """What one cut means.
@@ -322,10 +335,7 @@ class Decision:
 
         In ticks; `TICK_MIN` if none can be late.
         """
-        mark = self.order_late
-        if mark is None:
-            return TICK_MIN
-        return mark.time if self.order_late_by_time else mark.bound_section(self.section)
+        return bound_late_times(self.order_late, self.section, by_time=self.order_late_by_time)
 
     @property
     def release_bound(self) -> int:

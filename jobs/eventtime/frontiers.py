@@ -261,8 +261,7 @@ def compute_heuristic_frontier(seen: int | None, distance: int | None) -> int | 
     """
     if seen is None or distance is None:
         return None
-    value = seen - distance
-    return value if TICK_MIN <= value <= TICK_MAX else saturate_ticks(value)
+    return saturate_ticks(seen - distance)
 
 
 def compute_wall_clock_frontier(

@@ -83,9 +83,8 @@ class SourceRules:
             newest: largest event time of the member in this epoch; None without rows.
             clocked: the wall clock counts.
         """
-        value = compute_heuristic_frontier(state["seen"], self.distance)
-        if state["punctuation"] is not None:
-            value = max_frontier(value, state["punctuation"])
+        by_rows = compute_heuristic_frontier(state["seen"], self.distance)
+        value = max_frontier(by_rows, state["punctuation"])
         wall = self.options.wall_clock
         if wall is not None and clocked:
             inclusive = self.options.frontier == "inclusive"
@@ -111,6 +110,7 @@ class Members:
         sources_read: sources of which anything was read.
         sources_with_rows: sources of which rows or barriers were read, not only punctuation.
         newest: largest event time read; None without rows.
+        newest_end: largest `MemberSurvey.newest_end`.
         punctuations: punctuation of each member before the epoch.
         fallen_idle: members that became idle by the clock.
         arrivals: members whose slice ends with a barrier row.
@@ -129,6 +129,7 @@ class Members:
     sources_read: set[str] = field(default_factory=set)
     sources_with_rows: set[str] = field(default_factory=set)
     newest: int | None = None
+    newest_end: int = TICK_MIN
     punctuations: dict[str, int] = field(default_factory=dict)
     fallen_idle: list[str] = field(default_factory=list)
     arrivals: list[str] = field(default_factory=list)
@@ -162,10 +163,8 @@ class Members:
         if state is None or entry is None or state["behind"] is None:
             return
         behind = state["behind"]
-        seen, punctuation = (
-            max_frontier(state["seen"], behind["seen"]),
-            max_frontier(state["punctuation"], behind["punctuation"]),
-        )
+        seen = max_frontier(state["seen"], behind["seen"])
+        punctuation = max_frontier(state["punctuation"], behind["punctuation"])
         state = {**state, "seen": seen, "punctuation": punctuation, "behind": None}
         self.world.members[name] = state
         rules = self.rules[entry.member.source]
@@ -243,6 +242,7 @@ class Members:
             self.arrivals.append(name)
         # A row that broke its punctuation is in no buffer, so its residence cannot run out.
         self.newest = max_frontier(self.newest, entry.max_kept_time)
+        self.newest_end = max(self.newest_end, entry.newest_end)
 
     def _next_member_state(
         self, name: str, state: MemberState, entry: MemberSurvey, *, active: bool
@@ -259,13 +259,8 @@ class Members:
                 "punctuation": max_frontier(held["punctuation"], entry.punctuation),
             }
         else:
-            if entry.max_time is not None and (seen is None or entry.max_time > seen):
-                seen = entry.max_time
-            punctuation = (
-                entry.punctuation
-                if punctuation is None
-                else max_frontier(punctuation, entry.punctuation)
-            )
+            seen = max_frontier(seen, entry.max_time)
+            punctuation = max_frontier(punctuation, entry.punctuation)
         return {
             "seen": seen,
             "punctuation": punctuation,
@@ -378,12 +373,10 @@ def collect_statuses(world: DeciderState, quiet: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for source, coalescer in world.sources.items():
         if source in world.output.inputs:
-            known = {name: one["status"] for name, one in coalescer.inputs.items()}
-            found |= (
-                {n: IDLE if s == ACTIVE else s for n, s in known.items()}
-                if source in quiet
-                else known
-            )
+            found |= {
+                name: IDLE if source in quiet and one["status"] == ACTIVE else one["status"]
+                for name, one in coalescer.inputs.items()
+            }
     return found
 
 
@@ -430,9 +423,7 @@ def _find_slowest_input(coalescer: Coalescer) -> str | None:
         for n, i in coalescer.inputs.items()
         if i["aligned"] and i["status"] == ACTIVE
     }
-    known = [frontier for frontier in included.values() if frontier is not None]
-    least = min(known) if known and len(known) == len(included) else None
-    return min((n for n, frontier in included.items() if frontier == least), default=None)
+    return min(included, key=lambda n: (included[n] is not None, included[n] or 0, n), default=None)
 
 
 def _explain_hold(

@@ -214,7 +214,7 @@ def _scan_members(
         """Scan one slice."""
         columns = _build_member_columns(rows) if rows.num_rows else none
         member = staged.cut.slices[index].member
-        return MemberScanner(sources[index], member, columns, state).scan()
+        return MemberScanner(spec, member, columns, state).scan()
 
     # Most members of a large topic may be idle, but also those may carry punctuation.
     no_rows, filled = _make_no_rows(spec), set(indexes)

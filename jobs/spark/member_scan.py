@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSurvey
 from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
-from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
@@ -27,6 +27,7 @@ from .errors import PUNCTUATION_REGRESSED
 DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,27 @@ class MemberScanner:
     """Summarises a slice up to and including its first barrier row."""
 
     def __init__(
-        self, source: SourceSpec, member: Member, rows: MemberColumns, state: JsonView
+        self, spec: PipelineSpec, member: Member, rows: MemberColumns, state: JsonView
     ) -> None:
         # What follows the first barrier row belongs to the next slice.
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
-        self.source, self.member, self.rows = source, member, rows
+        self.source, self.member, self.rows = spec.sources[member.source], member, rows
+        self.release, punctuation = spec.release, self.source.punctuation
+        self.on_violation = punctuation.on_violation if punctuation else "error"
         # What the rows of earlier cuts left behind for this member; nothing for a new one.
         known = state.get("members", {}).get(str(member)) or {}
         self.memory: dict[str, int] = dict(known.get("generator") or {})
         self.wall_before = time.wall if (time := read_pipeline_time(state)) else None
         self.kinds = rows.kinds[: self.end]
-        self.shift = 1 if source.frontier == "inclusive" else 0
+        self.shift = 1 if self.source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)
         jumps = self._find_jumps(data)
         self.jumped, self.places = data[jumps], data[~jumps] if jumps.any() else data
         # Most slices have data rows only: their times need no copy.
         every = self.places.size == self.end
         self.times = rows.times[: self.end] if every else rows.times[self.places]
+        self.ends = rows.ends[: self.end] if every else rows.ends[self.places]
         first = self.memory.get("newest", TICK_MIN)
         # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
@@ -106,6 +110,9 @@ class MemberScanner:
         """
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
+        moved = violated & (self.ends > held) & (self.on_violation == "adjust")
+        times = np.where(moved, held, self.times)
+        newest_kept, newest_end = self._find_newest(times, moved | ~violated)
         behind = np.where(self.before == TICK_MIN, 0, self.before - self.times)
         survey = MemberSurvey(
             member=self.member,
@@ -119,11 +126,12 @@ class MemberScanner:
             dead=int(np.count_nonzero(self.kinds == DEAD)),
             violations=int(np.count_nonzero(violated)),
             regressions=regressions,
-            newest_kept=self._find_newest_kept(violated, held),
+            newest_kept=newest_kept,
+            newest_end=newest_end,
         )
-        return MemberScan(survey, self._judge_rows(violated, held), _sketch_lateness(behind))
+        return MemberScan(survey, self._judge_rows(violated, moved, held), _sketch_lateness(behind))
 
-    def _find_jumps(self, data: Any) -> NDArray[np.bool_]:
+    def _find_jumps(self, data: Any) -> Flags:
         """Rows far ahead of the clock and of their partition's newest.
 
         Only the former, few, are looked at one by one.
@@ -247,32 +255,24 @@ class MemberScanner:
         )
         return np.maximum.accumulate(known) if known.size else known
 
-    def _find_newest_kept(self, violated: NDArray[np.bool_], held: Ints) -> int | None:
-        """Greatest time of the rows that go on, adjusted ones as they are then.
+    def _find_newest(self, times: Ints, kept: Flags) -> tuple[int | None, int]:
+        """Return `newest_kept` and `newest_end` of the survey."""
+        newest = int(times.max(initial=TICK_MIN, where=kept))
+        return (
+            None if newest == self.times.max(initial=TICK_MIN) else newest,
+            int(self.ends.max(initial=TICK_MIN, where=kept & self.release.expires_adjusted)),
+        )
 
-        None if it is that of all rows, as it nearly always is.
-        """
-        if not violated.any():
-            return None
-        policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
-        moved = violated & (self.rows.ends[self.places] > held) & (policy == "adjust")
-        times = np.where(moved, held, np.where(violated, TICK_MIN, self.times))
-        newest = int(times.max())
-        return None if newest == self.times.max() else newest
-
-    def _judge_rows(self, violated: NDArray[np.bool_], held: Ints) -> pa.Table:
-        places, marks = self.places[violated], np.broadcast_to(held, violated.shape)[violated]
-        policy = self.source.punctuation.on_violation if self.source.punctuation else "error"
-        verdicts = ["cti_violation" if policy == "error" else "dropped"] * places.size
-        if policy == "adjust":
-            moves = self.rows.ends[places] > marks
-            verdicts = np.where(moves, "adjust", "dropped").tolist()
+    def _judge_rows(self, violated: Flags, moved: Flags, held: Ints) -> pa.Table:
+        stays = "cti_violation" if self.on_violation == "error" else "dropped"
+        verdicts = np.where(moved[violated], "adjust", stays).tolist()
+        marks = np.broadcast_to(held, violated.shape)[violated].tolist()
         jumps = self.jumped.size
         return pa.table(
             [
-                self.rows.seqs[np.concatenate((self.jumped, places))],
+                self.rows.seqs[np.concatenate((self.jumped, self.places[violated]))],
                 ["max_jump"] * jumps + verdicts,
-                [None] * jumps + marks.tolist(),
+                [None] * jumps + marks,
             ],
             schema=VERDICT_SCHEMA,
         )

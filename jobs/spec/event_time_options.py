@@ -300,6 +300,11 @@ class OrderOptions(SpecModel):
     have rows.
     """
 
+    @property
+    def expires_adjusted(self) -> bool:
+        """Whether late rows are moved to a frontier and stay for the build window at most."""
+        return self.on_late is LatePolicy.ADJUST and self.build_window is not None
+
     def _list_problems(self) -> Iterator[str]:
         # Rows that leave as they are read are in no order, so "the group's first row" has no
         # meaning.

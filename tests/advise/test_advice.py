@@ -26,11 +26,10 @@ from tidegate.jobs.advise.lag_advice import (
 )
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spark.member_scan import MemberColumns, MemberScanner
-from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
-SOURCE = SourceSpec.model_validate(
-    {"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"}
-)
+SOURCE = {"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"}
+SPEC = PipelineSpec.model_validate({"name": "p", "sources": dict.fromkeys(AIRPORTS, SOURCE)})
 HOUR = 3_600_000_000
 
 
@@ -78,7 +77,7 @@ def advised() -> dict[str, LagAdvice]:
                 part + 1,
                 np.zeros(part.size, dtype=np.int8),
             )
-            found = MemberScanner(SOURCE, Member(airport), rows, memory).scan()
+            found = MemberScanner(SPEC, Member(airport), rows, memory).scan()
             memory["members"][f"{airport}/0"] = {"generator": found.survey.punctuation_state}
             epochs.append({airport: {"gamma": GAMMA, "buckets": found.sketch}})
     return {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tests.oracle.edges import EDGES_KIND, load_edges, save_edges
@@ -78,6 +78,8 @@ class OracleMover:
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
         members = tuple(self._read(part, state).survey for part in cut.slices)
+        if not self._spec.release.expires_adjusted:
+            members = tuple(replace(member, newest_end=TICK_MIN) for member in members)
         return SurveyedCut(cut, Survey(now=0, members=members), staged=state)
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:

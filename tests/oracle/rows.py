@@ -197,6 +197,7 @@ class PartitionReader:
             quarantined=len(self.rows.quarantined),
             dead=len(self.rows.dead) + self.rows.rule_dropped + self.rows.filtered,
             newest_kept=kept if self.times and kept != max(self.times) else None,
+            newest_end=max((row.end for row in self.rows.data), default=TICK_MIN),
             **self.counts,
         )
         return self.rows

@@ -426,3 +426,19 @@ def test_an_adjusted_row_expires_by_the_time_it_moved_to() -> None:
     ]
     pair = played([A, B], ticks, punctuated("adjust"), release={"build_window": 5})
     assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[], [24]]
+
+
+def test_a_late_row_that_was_moved_expires_by_the_time_it_moved_to() -> None:
+    """A late row moved to a frontier above all rows read stays no longer than the build window.
+
+    docs/semantics.md, section 2 (build_window and on_late).
+    """
+    ticks = [
+        Tick(0, {B: rows(30)}, None),
+        Tick(0, {A: [{"t": 21, "until": 40, "k": "x", "v": 0}]}, None),
+        Tick(5, {}, None),
+    ]
+    own = {"b": {"frontier": "inclusive"}}
+    release = {"build_window": 5, "on_late": "adjust"}
+    pair = played([A, B], ticks, own, coalesce={**NEVER, "coalesce": "max"}, release=release)
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[30], [], [31]]

@@ -133,7 +133,7 @@ def _seldom_collected() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, *before[1:])
+    gc.set_threshold(1_000_000, *before[1:])
     try:
         yield
     finally:
