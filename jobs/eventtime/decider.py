@@ -73,6 +73,7 @@ class _StateBefore(NamedTuple):
     released: ReleaseMark
     reach: ReleaseMark
     status: str
+    idle: set[str]
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class _EpochDecider:
             order.released,
             order.reach,
             output.status,
+            {name for name, one in output.inputs.items() if one["status"] == IDLE},
         )
         return cls(spec, world, survey, time, members, before)
 
@@ -156,15 +158,10 @@ class _EpochDecider:
             self.quiet_sources.add(name)
 
     def _ignores_punctuation(self, name: str) -> bool:
-        """Whether an idle source sent only punctuation that `on_idle_punctuation` ignores."""
-        known = self.world.output.inputs.get(name)
-        idle = (
-            known is not None
-            and known["status"] == IDLE
-            and self.spec.coalesce.on_idle_punctuation == "ignore"
-        )
+        """Whether a source that was idle sent only punctuation that `on_idle_punctuation` ignores."""
         return (
-            idle
+            name in self.before.idle
+            and self.spec.coalesce.on_idle_punctuation == "ignore"
             and name not in self.members.sources_with_rows
             and name not in self.members.sources_with_backlog
         )

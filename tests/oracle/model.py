@@ -241,7 +241,7 @@ class Model:
                 one.memory = {**one.memory, "current": mark}
                 one.active_at = self.clock or 0
                 active.add(name)
-                if name in arrivals and name not in self.blocked:
+                if name in arrivals:
                     seq = arrivals[name].seq
                     one.before_barrier[seq] = (one.before_barrier[seq][0], mark)
         if self.in_grace and self.run_began is None and active:
@@ -455,7 +455,7 @@ class Model:
 
     def _source_to_output(self, name: str) -> None:
         level, given = self.sources[name], self.output.inputs[name]
-        if level.status == "done":
+        if level.status == "done" or given.status == "done":  # a source that ended stays so
             self.output.set_status(name, "done")
             return
         if name in self.deaf:

@@ -374,9 +374,12 @@ def worlds(
     *,
     barriers: bool = True,
     silences: bool = True,
+    signals: int = 12,
 ) -> World:
     """A pipeline with rows that drift forward in time, out of order, with silences, barriers and
     punctuation.
+
+    One of `signals` rows is a barrier row, and two are punctuation.
     """
     chosen = spec if spec is not None else draw(specs())
     members = []
@@ -392,7 +395,7 @@ def worlds(
     for step in range(draw(st.integers(1, 8))):
         arrivals = {
             m: [
-                draw(_row(step, m, numbers, chosen, barriers))
+                draw(_row(step, m, numbers, chosen, barriers, signals))
                 for _ in range(draw(st.sampled_from([0, 1, 2, 4])))
             ]
             for m in members
@@ -411,6 +414,23 @@ def worlds(
             )
         )
     return World(chosen, tuple(members), _until_the_end(ticks))
+
+
+@st.composite
+def dense_worlds(draw: st.DrawFn) -> World:
+    """Worlds without windows, full of barriers, aborts, cancels and punctuation by people.
+
+    Faults in how these meet need several of them at once, which `worlds` seldom has.
+    """
+    world = draw(worlds(draw(specs(windows={})), signals=draw(st.sampled_from([3, 5]))))
+    ids = st.lists(st.integers(0, 5), max_size=1).map(tuple)
+    source = st.sampled_from(sorted(world.spec.sources))
+    ctis = st.lists(st.tuples(source, st.integers(-8, 40)), max_size=1).map(tuple)
+    ticks = [
+        replace(tick, aborts=draw(ids), cancels=draw(st.just(()) | ids), ctis=draw(ctis))
+        for tick in world.ticks
+    ]
+    return replace(world, ticks=tuple(ticks))
 
 
 def _until_the_end(ticks: list[Tick]) -> tuple[Tick, ...]:
@@ -433,9 +453,10 @@ def _row(
     numbers: dict[Member, int],
     spec: PipelineSpec,
     barriers: bool,
+    signals: int,
 ) -> dict[str, Any]:
     time = 4 * step + draw(st.integers(-6, 8))
-    kind = draw(st.integers(0, 11))
+    kind = draw(st.integers(0, signals - 1))
     if barriers and kind == 0:
         numbers[member] += draw(st.sampled_from([1, 1, 1, 2]))
         return {"t": time, "kind": draw(st.sampled_from(["begin", "end"])), "id": numbers[member]}

@@ -13,7 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conformance.bench import DeciderBench
-from tests.oracle.support import COLUMNS, EXAMPLES, SOAK, Pair, Tick, World, place, worlds
+from tests.oracle.support import (
+    COLUMNS,
+    EXAMPLES,
+    SOAK,
+    Pair,
+    Tick,
+    World,
+    dense_worlds,
+    place,
+    worlds,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import format_instant
 
@@ -64,6 +74,13 @@ def test_decider_and_model_agree_on_barriers_that_people_cancel(
     sent = st.lists(st.integers(0, 4), max_size=1).map(tuple)
     ticks = tuple(replace(tick, cancels=data.draw(sent)) for tick in world.ticks)
     Pair(replace(world, ticks=ticks)).play()
+
+
+@AGREE
+@given(dense_worlds())
+def test_decider_and_model_agree_on_dense_signals(world: World) -> None:
+    """Barriers, aborts, cancels and punctuation meet in every way (semantics.md sections 3, 4)."""
+    Pair(world).play()
 
 
 @AGREE

@@ -442,3 +442,31 @@ def test_a_late_row_that_was_moved_expires_by_the_time_it_moved_to() -> None:
     release = {"build_window": 5, "on_late": "adjust"}
     pair = played([A, B], ticks, own, coalesce={**NEVER, "coalesce": "max"}, release=release)
     assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[30], [], [31]]
+
+
+def test_the_end_of_a_partition_counts_in_the_epoch_in_which_its_source_falls_idle() -> None:
+    """What an epoch moves counts whole: its source was not idle yet when the epoch began.
+
+    docs/semantics.md, section 2 (on_idle_punctuation).
+    """
+    first, second = Member("a", "p0"), Member("a", "p1")
+    ticks = [Tick(0, {second: rows(-5, 2)}, None), Tick(4, {}, None, ends=frozenset({first}))]
+    generated = {"punctuation": {"every_span": 3, "align": "floor"}, "partition_by": "folder"}
+    quiet = {"idle_timeout": 4, "on_idle_punctuation": "ignore"}
+    pair = played([first, second], ticks, {"a": {"lag": None, **generated}}, coalesce=quiet)
+    assert pair.outcomes[-1].after == 0
+    assert [row.time for _, row, _ in pair.outcomes[-1].released] == [-5]
+
+
+def test_punctuation_that_a_person_sends_stands_before_a_second_barrier() -> None:
+    """With `pass` a member may be behind one barrier and arrive at another with it.
+
+    docs/semantics.md, section 4.1.
+    """
+    ticks = [
+        Tick(0, {A: barriers(2)}, None),
+        Tick(0, {B: rows(50)}, None, ctis=(("a", 35),)),
+        Tick(0, {B: barriers(1)}, None),
+    ]
+    pair = played([A, B], ticks, punctuated("error"), barriers={"alignment": "pass"})
+    assert [o.after for o in pair.outcomes] == [TICK_MIN, TICK_MIN, 35]
