@@ -158,7 +158,7 @@ class _EpochDecider:
             self.quiet_sources.add(name)
 
     def _ignores_punctuation(self, name: str) -> bool:
-        """Whether a source that was idle sent only punctuation that `on_idle_punctuation` ignores."""
+        """Whether a source was idle and sent only what `on_idle_punctuation` ignores."""
         return (
             name in self.before.idle
             and self.spec.coalesce.on_idle_punctuation == "ignore"
