@@ -283,17 +283,16 @@ class Barriers:
         The first open barrier without this member, or one that it missed (section 3.5).
         """
         candidate = next((b for b in self.open if member not in b["arrivals"]), None)
-        if missed := self.missed.get(member):
-            chosen = _match_tardy_arrival(missed, candidate, arrival)
-            if chosen is not None:
-                if chosen.get("ignored"):
-                    self._forget_missed(member, chosen["id"])
-                else:
-                    self._record_tardy(member, chosen)
-                return
-            if candidate is not None:
-                self._forget_missed(member, candidate["id"])  # older ones are missed for good
-        if candidate is None:
+        chosen = _match_tardy_arrival(self.missed.get(member, ()), candidate, arrival)
+        if chosen is not None:
+            if chosen.get("ignored"):
+                self._forget_missed(member, chosen["id"])
+            else:
+                self._record_tardy(member, chosen)
+            return
+        if candidate is not None:
+            self._forget_missed(member, candidate["id"])  # older ones are missed for good
+        else:
             number = max([self.last_id or 0, *(b["id"] for b in self.open)]) + 1
             if self._is_past(number):
                 self._ignore_aborted_ordinal(number, member, arrival)
@@ -438,8 +437,7 @@ class Barriers:
     ) -> BarrierHealth:
         # In the order of the roster, so that equal runs write equal bytes.
         present = barrier["arrivals"]
-        order = [m for m in self.roster if m in present]
-        arrivals = {m: present[m] for m in (*order, *sorted(present.keys() - set(order)))}
+        arrivals = {m: present[m] for m in (*self.roster, *sorted(present)) if m in present}
         types = tuple(a["type"] for a in arrivals.values())
         return BarrierHealth(
             id=barrier["id"],
@@ -479,15 +477,16 @@ def _find_larger(known: int | None, value: int) -> int:
 
 
 def _match_tardy_arrival(
-    missed: list[MissedBarrier], candidate: OpenBarrier | None, arrival: BarrierArrival
+    missed: Iterable[MissedBarrier], candidate: OpenBarrier | None, arrival: BarrierArrival
 ) -> MissedBarrier | None:
     """Which barrier a tardy member means.
 
-    Same type, then nearest time, then oldest; None: the open one.
+    Same type, then nearest time, then oldest; None: the open one, or the next.
     """
     options: list[tuple[bool, int, int, MissedBarrier | None]] = [
         (arrival["type"] not in m["types"], abs(m["time"] - arrival["time"]), m["id"], m)
         for m in missed
+        if candidate is None or m["id"] < candidate["id"]  # those behind it come later
     ]
     if candidate is not None:
         arrivals = candidate["arrivals"].values()
@@ -496,4 +495,4 @@ def _match_tardy_arrival(
         options.append(
             (arrival["type"] not in types, abs(first - arrival["time"]), candidate["id"], None)
         )
-    return min(options, key=lambda o: o[:3])[3]
+    return min(options, key=lambda o: o[:3])[3] if options else None

@@ -171,6 +171,24 @@ def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
     assert rig.arrive("b", time=30) == [(3, COMPLETE, ())]
 
 
+def test_a_row_goes_to_no_closed_ordinal_behind_an_open_one() -> None:
+    """The open one is the member's next, also if the time of its row is nearer to a later one.
+
+    docs/semantics.md, section 3.5.
+    """
+    rig = Rig(alignment="pass")
+    rig.roster = dict.fromkeys("ab", "active")
+    rig.arrive("a", time=10)
+    rig.arrive("a", time=20)
+    barriers = rig.open()
+    assert barriers.abort(2, 0)
+    rig.close(barriers)
+    assert rig.arrive("b", time=19) == [(1, COMPLETE, ())]
+    assert rig.arrive("b", time=29) == []
+    assert rig.arrive("a", time=30) == []
+    assert rig.arrive("b", time=39) == [(3, COMPLETE, ())]
+
+
 def test_ordinals_up_to_a_cancelled_one_are_ignored() -> None:
     """Those that were open and those still to come; the number behind them opens next."""
     rig = Rig()

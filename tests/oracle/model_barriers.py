@@ -66,7 +66,7 @@ class ModelBarriers:
             self._arrive_as(row.id, name, row, clock, missed, roster)
             return
         first = next((b for b in self.open if name not in b.rows), None)
-        meant = self._resync(row, missed, first)
+        meant = self._resync(row, [m for m in missed if first is None or m.id < first.id], first)
         if meant is not None:
             if not meant.ignored:
                 meant.tardy.append(name)
