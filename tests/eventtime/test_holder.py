@@ -96,3 +96,14 @@ def test_no_member_holds_what_has_ended() -> None:
     feed = Feed(pipeline(("a",), {"lag": 0}, **NEVER))
     feed.end("a")
     assert held(feed, 1) is None
+
+
+def test_a_member_that_catches_up_holds_nothing() -> None:
+    """It is left out of F until it is not behind it (`revived: ignore`, section 1)."""
+    feed = Feed(pipeline(("a", "b"), {"lag": 0}, coalesce={"idle_timeout": 50}))
+    feed.add("a", Point(10))
+    held(feed, 100)
+    feed.add("a", Point(20))
+    assert held(feed, 150) == ("a/0", 150, "idle timer running")
+    feed.add("b", Point(5))
+    assert held(feed, 160) == ("a/0", 150, "idle timer running")

@@ -344,6 +344,8 @@ def test_a_sink_of_another_pipeline_is_refused(tmp_path: Path, receiver: Receive
     sink.uid = "1" * 32
     with pytest.raises(ConfigurationError, match="another pipeline"):
         sink.follow(world.log)
+    with pytest.raises(ConfigurationError, match="another pipeline"):
+        sink.move_position(None, FollowerPosition(0, 1))
 
 
 def test_the_page_about_sinks_is_right(tmp_path: Path) -> None:
