@@ -241,9 +241,12 @@ class Model:
                 one.memory = {**one.memory, "current": mark}
                 one.active_at = self.clock or 0
                 active.add(name)
+                standing = [b.rows[name].seq for b in self.barriers.open if name in b.rows]
                 if name in arrivals:
-                    seq = arrivals[name].seq
-                    one.before_barrier[seq] = (one.before_barrier[seq][0], mark)
+                    standing.append(arrivals[name].seq)
+                elif len(standing) < 2:
+                    continue  # behind the one that is open, or behind none
+                one.before_barrier[max(standing)] = (one.before_barrier[max(standing)][0], mark)
         if self.in_grace and self.run_began is None and active:
             self.run_began = self.clock
 

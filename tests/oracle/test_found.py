@@ -470,3 +470,19 @@ def test_punctuation_that_a_person_sends_stands_before_a_second_barrier() -> Non
     ]
     pair = played([A, B], ticks, punctuated("error"), barriers={"alignment": "pass"})
     assert [o.after for o in pair.outcomes] == [TICK_MIN, TICK_MIN, 35]
+
+
+def test_punctuation_that_a_person_sends_to_a_member_at_two_barriers() -> None:
+    """It stands in front of the second: it counts when the first one closes.
+
+    docs/semantics.md, section 4.1.
+    """
+    ticks = [
+        Tick(0, {A: barriers(2), B: rows(50)}, None),
+        Tick(0, {}, None),
+        Tick(0, {}, None, ctis=(("a", 40),)),
+        Tick(0, {}, None, cancels=(1,)),
+    ]
+    options = {"identity": "id", "alignment": "pass"}
+    pair = played([A, B], ticks, punctuated("error"), barriers=options)
+    assert [o.after for o in pair.outcomes] == [TICK_MIN, TICK_MIN, TICK_MIN, 40]
