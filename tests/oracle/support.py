@@ -319,6 +319,18 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def barrier_options(draw: st.DrawFn, alignments: list[str]) -> dict[str, str | int]:
+    """Options of barriers."""
+    return {
+        "identity": draw(st.sampled_from(["ordinal", "id"])),
+        "timeout": draw(st.sampled_from(["never", 6])),
+        "on_timeout": draw(st.sampled_from(["incomplete", "abort"])),
+        "overtake": draw(st.sampled_from(["queue", "subsume"])),
+        "alignment": draw(st.sampled_from(alignments)),
+    }
+
+
+@st.composite
 def specs(draw: st.DrawFn, /, **fixed: Any) -> PipelineSpec:
     """One pipeline with one to three sources and up to two windows.
 
@@ -355,13 +367,7 @@ def specs(draw: st.DrawFn, /, **fixed: Any) -> PipelineSpec:
             "max_rows": draw(st.sampled_from([2, 1000])),
             "stamp": stamp,
         }
-    spec["barriers"] = {
-        "identity": draw(st.sampled_from(["ordinal", "id"])),
-        "timeout": draw(st.sampled_from(["never", 6])),
-        "on_timeout": draw(st.sampled_from(["incomplete", "abort"])),
-        "overtake": draw(st.sampled_from(["queue", "subsume"])),
-        "alignment": draw(st.sampled_from(["block", "block", "pass"])),
-    }
+    spec["barriers"] = draw(barrier_options(["block", "block", "pass"]))
     spec["windows"] = {name: draw(windows()) for name in ("w", "x")[: draw(st.integers(0, 2))]}
     return PipelineSpec.model_validate({**spec, **fixed})
 
@@ -375,6 +381,7 @@ def worlds(
     barriers: bool = True,
     silences: bool = True,
     signals: int = 12,
+    shortest: int = 1,
 ) -> World:
     """A pipeline with rows that drift forward in time, out of order, with silences, barriers and
     punctuation.
@@ -392,7 +399,7 @@ def worlds(
         members, draw(st.sampled_from([0, 0, -1, -3]))
     )  # the first barrier of a source is one more
     ticks = []
-    for step in range(draw(st.integers(1, 8))):
+    for step in range(draw(st.integers(shortest, 8))):
         arrivals = {
             m: [
                 draw(_row(step, m, numbers, chosen, barriers, signals))
@@ -422,7 +429,8 @@ def dense_worlds(draw: st.DrawFn) -> World:
 
     Faults in how these meet need several of them at once, which `worlds` seldom has.
     """
-    world = draw(worlds(draw(specs(windows={})), signals=draw(st.sampled_from([3, 5]))))
+    spec = draw(specs(windows={}, barriers=draw(barrier_options(["block", "pass", "pass"]))))
+    world = draw(worlds(spec, signals=draw(st.sampled_from([3, 5])), shortest=5))
     ids = st.lists(st.integers(0, 5), max_size=1).map(tuple)
     source = st.sampled_from(sorted(world.spec.sources))
     ctis = st.lists(st.tuples(source, st.integers(-8, 40)), max_size=1).map(tuple)
