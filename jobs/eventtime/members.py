@@ -209,8 +209,8 @@ class Members:
                 name, state, entry, active=active
             )
         # Punctuation alone does not wake the member then.
-        if status == IDLE and not rows and rules.options.coalesce.on_idle_punctuation == "ignore":
-            active = False
+        if rules.options.coalesce.on_idle_punctuation == "ignore" and status == IDLE:
+            active = rows or entry.pending
         status = self._update_member_status(
             name, rules, status, state, wakes=active or entry.pending
         )

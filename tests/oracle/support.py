@@ -319,7 +319,7 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def barrier_options(draw: st.DrawFn, alignments: list[str]) -> dict[str, str | int]:
+def barrier_options(draw: st.DrawFn, alignments: list[str]) -> dict[str, Any]:
     """Options of barriers."""
     return {
         "identity": draw(st.sampled_from(["ordinal", "id"])),

@@ -486,3 +486,19 @@ def test_punctuation_that_a_person_sends_to_a_member_at_two_barriers() -> None:
     options = {"identity": "id", "alignment": "pass"}
     pair = played([A, B], ticks, punctuated("error"), barriers=options)
     assert [o.after for o in pair.outcomes] == [TICK_MIN, TICK_MIN, TICK_MIN, 40]
+
+
+def test_punctuation_counts_of_an_idle_partition_that_has_rows_left() -> None:
+    """The rows that are left wake it, so its punctuation is that of an active partition.
+
+    docs/semantics.md, sections 1 (status) and 2 (on_idle_punctuation).
+    """
+    quiet = {"idle_timeout": 4, "on_idle_punctuation": "ignore"}
+    own = {**punctuated("error")["a"], "partition_by": "folder", "coalesce": quiet}
+    ticks = [
+        Tick(0, {}, None),
+        Tick(4, {}, None),
+        Tick(0, {Member("a", "p0"): [{"t": 29, "kind": "p"}, *barriers(1)]}, 1),
+    ]
+    pair = played([Member("a", "p0")], ticks, {"a": own})
+    assert pair.outcomes[-1].after == 29
