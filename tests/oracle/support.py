@@ -304,7 +304,7 @@ def sources(draw: st.DrawFn) -> dict[str, Any]:
         "lag": draw(st.sampled_from([0, 0, 2, 5, None] if punctuation else [0, 0, 2, 5])),
         "frontier": draw(st.sampled_from(["exclusive", "inclusive"])),
         "partition_by": draw(st.sampled_from(["source", "folder"])),
-        "frame": draw(st.sampled_from([None, None, None, 4])),
+        "frame": draw(st.sampled_from([None, None, 4, "never"])),
         "wall_clock": draw(
             st.sampled_from([None, None, None, {"lag": 990}, {"lag": 995, "cap": False}])
         ),
