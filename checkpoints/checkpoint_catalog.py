@@ -184,8 +184,7 @@ class CheckpointCatalog:
         fitting = [*islice(epochs, _MOST_SUGGESTIONS + 1)]
         if len(fitting) == 1:
             return CheckpointId.parse(fitting[0])
-        shown = ", ".join(fitting[:_MOST_SUGGESTIONS])
-        shown += " ..." if len(fitting) > _MOST_SUGGESTIONS else ""
+        shown = ", ".join(fitting[:_MOST_SUGGESTIONS]) + " ..." * (len(fitting) > _MOST_SUGGESTIONS)
         raise self._unknown_error(
             text, f"it could be {shown}" if fitting else "there is no such checkpoint or pin"
         )

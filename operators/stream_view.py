@@ -123,7 +123,7 @@ class StreamView:
         self._read_spec = lru_cache(1)(partial(read_spec, self.store, self.pipeline))
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         # By timeline: lineage and restores change only with it.
-        self._read_lineage = lru_cache(1)(self._load_lineage)
+        self._read_lineage = lru_cache(1)(partial(_load_lineage, self.log))
         self._verified: dict[str, JsonObject] = {}
 
     def _read_head(self) -> LogHead:
@@ -439,9 +439,6 @@ class StreamView:
         step = max(1, -(-reach // CHART_POINTS))
         return self._load_epochs(head, [*range(head.slot, head.slot - reach, -step)][::-1])
 
-    def _load_lineage(self, timeline: int) -> tuple[list[LineageSegment], list[ForkRecord]]:
-        return self.log.lineage(timeline), self.log.list_forks()[:timeline]
-
     def _read_point(self, head: LogHead, slot: int) -> JsonObject | None:
         """An epoch of the lineage; None if it is retired."""
         return next((epoch[0] for epoch in self._load_epochs(head, [slot])), None)
@@ -508,6 +505,10 @@ class StreamView:
                     break
                 if row.kind == "epoch":
                     yield row
+
+
+def _load_lineage(log: SlotLog, timeline: int) -> tuple[list[LineageSegment], list[ForkRecord]]:
+    return log.lineage(timeline), log.list_forks()[:timeline]
 
 
 def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> bool:

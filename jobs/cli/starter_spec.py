@@ -454,7 +454,8 @@ def _describe_source(sample: Sample, times: list[str]) -> dict[str, str]:
     lag = next((lag for lag in _LAGS if lag >= seconds), -(-seconds // 86_400) * 86_400)
     unit = column.epoch_unit
     parse = {"timestamps": unit} if unit else {}
-    parse |= {} if sample.delimiter == "," else {"delimiter": sample.delimiter}
+    if sample.delimiter != ",":
+        parse["delimiter"] = sample.delimiter
     naive = [name for name, one in sample.columns.items() if one.lacks_zone and not unit]
     return {
         "format": sample.form,

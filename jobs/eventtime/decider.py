@@ -19,7 +19,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from . import frontiers as frontiers
 from . import members
 from .decider_state import DeciderState
-from .decision_types import Decision, Member, ReleaseMark, Survey, bound_late_times
+from .decision_types import Decision, Member, ReleaseMark, Survey
 from .frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
 from .members import (
     Members,
@@ -213,11 +213,11 @@ class _EpochDecider:
             self._coalesce_levels(expiring=False)
 
     def _adjust_newest(self, newest: int) -> int:
-        """The newest time read, after `on_late: adjust` if all that was read is late."""
-        mark, by_time = self._order_late_mark()
-        bound = bound_late_times(mark, self.before.section, by_time=by_time)
+        """The newest time read; if all rows read are late and one is moved, the one it moves to."""
+        mark = self._order_late_mark()[0]
+        bound = TICK_MIN if mark is None else mark.bound_section(self.before.section)
         start = max(self.before.frontier, bound)
-        adjusts = self.spec.release.expires_adjusted and self.members.newest_end > start
+        adjusts = self.spec.release.limits_adjusted_rows and self.members.newest_end > start
         return start if adjusts and newest < bound else newest
 
     def _coalesce_levels(self, *, expiring: bool) -> None:

@@ -112,7 +112,7 @@ class MemberSurvey:
         newest_kept: greatest event time of the rows without those that broke punctuation, and of
             adjusted rows as they are then; TICK_MIN: there is none; None: it is `max_time`.
         newest_end: greatest exclusive end of those rows; TICK_MIN without such rows, and unless
-            `OrderOptions.expires_adjusted`.
+            `OrderOptions.limits_adjusted_rows`.
     """
 
     member: Member
@@ -255,13 +255,6 @@ class BarrierHealth:
 _BARRIERS = TypeAdapter(BarrierHealth)
 
 
-def bound_late_times(mark: ReleaseMark | None, section: int, *, by_time: bool) -> int:
-    """Return the bound below which a row of the section is late, as `Decision.late_bound`."""
-    if mark is None:
-        return TICK_MIN
-    return mark.time if by_time else mark.bound_section(section)
-
-
 @dataclass(frozen=True)
 class Decision:
     """What one cut means.
@@ -335,7 +328,10 @@ class Decision:
 
         In ticks; `TICK_MIN` if none can be late.
         """
-        return bound_late_times(self.order_late, self.section, by_time=self.order_late_by_time)
+        mark = self.order_late
+        if mark is None:
+            return TICK_MIN
+        return mark.time if self.order_late_by_time else mark.bound_section(self.section)
 
     @property
     def release_bound(self) -> int:

@@ -301,11 +301,12 @@ def round_to_frame(frontier: int | None, frame: int | None) -> int | None:
     return saturate_ticks(frontier // frame * frame)
 
 
-def max_frontier(*frontiers: int | None) -> int | None:
-    """Return the greatest of the frontiers that are not None.
+def max_frontier(one: int | None, other: int | None) -> int | None:
+    """Return the greater of the frontiers that are not None.
 
-    >>> max_frontier(None, 3, 1), max_frontier(None)
-    (3, None)
+    >>> max_frontier(None, 3), max_frontier(3, 1), max_frontier(None, None)
+    (3, 3, None)
     """
-    known = [f for f in frontiers if f is not None]
-    return max(known) if known else None
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

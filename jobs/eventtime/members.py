@@ -83,8 +83,9 @@ class SourceRules:
             newest: largest event time of the member in this epoch; None without rows.
             clocked: the wall clock counts.
         """
-        by_rows = compute_heuristic_frontier(state["seen"], self.distance)
-        value = max_frontier(by_rows, state["punctuation"])
+        value = max_frontier(
+            compute_heuristic_frontier(state["seen"], self.distance), state["punctuation"]
+        )
         wall = self.options.wall_clock
         if wall is not None and clocked:
             inclusive = self.options.frontier == "inclusive"

@@ -21,7 +21,7 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.shared_documents import SharedDocument, change_document, read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
-from tidegate.errors import ErrorDefinition, TidegateError
+from tidegate.errors import ErrorDefinition, PoisonError, TidegateError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
 from tidegate.json_types import JsonObject
@@ -121,11 +121,17 @@ class SlotFollower(ABC):
                 variable or client library is missing.
             PoisonError: an epoch that it needs was retired, or a row does not fit.
         """
+        missed = ""
         for _ in range(_MAX_CONFLICTS):
             try:
                 return self._follow_once(log)
             except LedgerMovedError:
                 continue
+            except PoisonError as error:
+                # Another publisher may have applied the epoch meanwhile, and retention deleted it.
+                if error.message == missed:
+                    raise
+                missed = error.message
         raise CONTENDED(pipeline=self.spec.name, what=self.name)
 
     def lag(self, log: SlotLog) -> int:
@@ -266,10 +272,11 @@ class SlotFollower(ABC):
             self.refuse_other_owner(there.uid)
             # Two publishers may copy one ledger in either order: a faster one may have been here.
             is_done = there.position >= after if before is None else there.position == after
-            if there.uid and is_done:
-                return there
-            if before is not None and there.uid and there.position != before:
-                raise self.make_error(LEDGER_MOVED, position=there.position, expected=before)
+            if there.uid:
+                if is_done:
+                    return there
+                if before is not None and there.position != before:
+                    raise self.make_error(LEDGER_MOVED, position=there.position, expected=before)
             return there.model_copy(update={"uid": self.uid, **asdict(after)})
 
         change_document(self.store, key, StoredPosition(), advance_position)

@@ -23,7 +23,6 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.errors import NO_MANIFEST
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import PreconditionFailedError, Store
@@ -138,8 +137,8 @@ class IcebergSink:
                 self._tables.clear()  # another publisher committed: load and decide again
             except PoisonError as error:
                 # Another publisher may have applied the epoch since the tables were loaded, and
-                # retention retired it. No commit was tried that would show it: load and look again.
-                if error.code != NO_MANIFEST.code or error.message == missed:
+                # retention deleted it. No commit was tried that would show it: load and look again.
+                if error.message == missed:
                     raise
                 missed = error.message
                 self._tables.clear()

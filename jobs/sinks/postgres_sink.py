@@ -215,9 +215,8 @@ class PostgresSink(SlotFollower):
             ConfigurationError: another sink owns one of the tables.
         """
         owners = self._qualify_name(_OWNERS_TABLE)
-        claims = [(table, self.uid, self.name) for table in self.tables]
         claim = f"insert into {owners} values (%s, %s, %s) on conflict do nothing"
-        cursor.executemany(claim, claims)
+        cursor.executemany(claim, [(table, self.uid, self.name) for table in self.tables])
         select = (
             f"select table_name, uid, sink from {owners} where table_name = any(%s)"
             " and (uid, sink) <> (%s, %s) order by 1"

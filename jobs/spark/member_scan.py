@@ -20,7 +20,7 @@ from tidegate.jobs.eventtime.decision_types import BarrierRow, Member, MemberSur
 from tidegate.jobs.eventtime.pipeline_clock import read_pipeline_time
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonView
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .errors import PUNCTUATION_REGRESSED
 
@@ -81,7 +81,8 @@ class MemberScanner:
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
         self.source, self.member, self.rows = spec.sources[member.source], member, rows
-        self.release, punctuation = spec.release, self.source.punctuation
+        self.limits_adjusted_rows = spec.release.limits_adjusted_rows
+        punctuation = self.source.punctuation
         self.on_violation = punctuation.on_violation if punctuation else "error"
         # What the rows of earlier cuts left behind for this member; nothing for a new one.
         known = state.get("members", {}).get(str(member)) or {}
@@ -110,9 +111,11 @@ class MemberScanner:
         """
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
-        moved = violated & (self.ends > held) & (self.on_violation == "adjust")
-        times = np.where(moved, held, self.times)
-        newest_kept, newest_end = self._find_newest(times, moved | ~violated)
+        moved, newest_kept, newest_end = violated, None, TICK_MIN
+        if violated.any() or self.limits_adjusted_rows:  # most slices need no copy of their times
+            moved = violated & (self.ends > held) & (self.on_violation == "adjust")
+            times = np.where(moved, held, self.times)
+            newest_kept, newest_end = self._find_newest(times, moved | ~violated)
         behind = np.where(self.before == TICK_MIN, 0, self.before - self.times)
         survey = MemberSurvey(
             member=self.member,
@@ -197,7 +200,9 @@ class MemberScanner:
                 ahead[self.places] = np.where(self.times > self.before, steps, TICK_MIN)
             return ahead, after
         for place in self._find_due_rows(options.every_events, options.every_span):
-            after[self.places[place]] = self.newest[place] - options.delay + self.shift
+            after[self.places[place]] = saturate_ticks(
+                int(self.newest[place]) - options.delay + self.shift
+            )
         return ahead, after
 
     def _find_due_rows(self, every: int | None, span: int | None) -> Iterator[int]:
@@ -260,7 +265,7 @@ class MemberScanner:
         newest = int(times.max(initial=TICK_MIN, where=kept))
         return (
             None if newest == self.times.max(initial=TICK_MIN) else newest,
-            int(self.ends.max(initial=TICK_MIN, where=kept & self.release.expires_adjusted)),
+            int(self.ends.max(initial=TICK_MIN, where=kept & self.limits_adjusted_rows)),
         )
 
     def _judge_rows(self, violated: Flags, moved: Flags, held: Ints) -> pa.Table:

@@ -301,8 +301,8 @@ class OrderOptions(SpecModel):
     """
 
     @property
-    def expires_adjusted(self) -> bool:
-        """Whether late rows are moved to a frontier and stay for the build window at most."""
+    def limits_adjusted_rows(self) -> bool:
+        """Whether late rows are moved to the frontier, and a build window limits their stay."""
         return self.on_late is LatePolicy.ADJUST and self.build_window is not None
 
     def _list_problems(self) -> Iterator[str]:

@@ -428,11 +428,9 @@ def list_edge_conflicts(
                 f"sources.{name}.punctuation.on_violation: an edge is not adjusted: choose error or"
                 " drop"
             )
-    if not with_edges:
-        return
-    if release.on_late is LatePolicy.ADJUST:
+    if with_edges and release.on_late is LatePolicy.ADJUST:
         yield "release.on_late: an edge is not adjusted: choose another policy"
-    for name, window in windows.items():
+    for name, window in windows.items() if with_edges else ():
         yield from (
             f"windows.{name}: over edge events {reason}"
             for reason in _list_edge_window_conflicts(window)

@@ -78,7 +78,7 @@ class OracleMover:
     def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
         members = tuple(self._read(part, state).survey for part in cut.slices)
-        if not self._spec.release.expires_adjusted:
+        if not self._spec.release.limits_adjusted_rows:
             members = tuple(replace(member, newest_end=TICK_MIN) for member in members)
         return SurveyedCut(cut, Survey(now=0, members=members), staged=state)
 

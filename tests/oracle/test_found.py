@@ -445,7 +445,7 @@ def test_a_late_row_that_was_moved_expires_by_the_time_it_moved_to() -> None:
 
 
 def test_the_end_of_a_partition_counts_in_the_epoch_in_which_its_source_falls_idle() -> None:
-    """What an epoch moves counts whole: its source was not idle yet when the epoch began.
+    """All that moves in an epoch counts if its source was active when the epoch began.
 
     docs/semantics.md, section 2 (on_idle_punctuation).
     """
@@ -473,7 +473,7 @@ def test_punctuation_that_a_person_sends_stands_before_a_second_barrier() -> Non
 
 
 def test_punctuation_that_a_person_sends_to_a_member_at_two_barriers() -> None:
-    """It stands in front of the second: it counts when the first one closes.
+    """It comes before the second barrier row, so it counts when the first one closes.
 
     docs/semantics.md, section 4.1.
     """

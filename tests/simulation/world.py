@@ -474,6 +474,7 @@ class World:
             self.pause(self.now + self.rng.choice((0.3, 2.0, 7.0, 20.0)))
         elif kind == "slow disk":  # within every step's time
             actor.process.busy_until = self.now + self.rng.choice((5.0, 30.0, 100.0))
+            self._disturb(actor.process)  # before its other threads are judged meanwhile
             self.pause(actor.process.busy_until)
         self._disturb(actor.process)
         if kind == "full disk":

@@ -233,3 +233,27 @@ def test_retention_keeps_what_the_tables_name(
     report = retention.run()
     assert epoch.files["events"][0].key in report.deleted
     assert content(world) == everything
+
+
+def test_a_publisher_that_slept_before_it_read_files_needs_no_deleted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another publisher has arranged them, and retention has deleted what no table names."""
+    world = make_world(tmp_path, layout=LAYOUT)
+    world.seal(2)
+    world.sink().follow(world.log)
+    file = world.seal(1).files["events"][0]
+    sleeper = world.sink()
+    prepare = sleeper._prepare_files
+
+    def prepare_late(*given: Any) -> Any:
+        monkeypatch.undo()
+        world.sink().follow(world.log)
+        world.seal(1)
+        world.retire(3)
+        world.store.delete(file.key)
+        return prepare(*given)
+
+    monkeypatch.setattr(sleeper, "_prepare_files", prepare_late)
+    assert sleeper.follow(world.log) == 1
+    assert world.rows(sleeper) == world.wanted_of(4)
