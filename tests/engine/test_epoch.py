@@ -279,7 +279,7 @@ def test_replay_counts_rows_that_are_equal() -> None:
 def test_a_run_begins_with_a_start_and_not_with_a_process() -> None:
     """The start-up grace applies once per run; a replay knows where one begins."""
     bench = Bench(spec_of(release={"startup_grace": "2s"}))
-    engines = (bench.engine(), bench.engine(), bench.engine(run=1), bench.engine(run=1))
+    engines = (bench.engine(), bench.engine(), bench.engine(run=999), bench.engine(run=999))
     for number, engine in enumerate(engines):
         engine.reload()
         for second in range(2):
@@ -295,7 +295,7 @@ def test_a_run_begins_with_a_start_and_not_with_a_process() -> None:
     ]
     # The third and the seventh epoch: two seconds after the first rows of each run.
     assert over == [n in (2, 6) for n in range(8)]
-    assert [epoch.epoch_notes.run for epoch in epochs] == [0] * 4 + [1] * 4
+    assert [epoch.epoch_notes.run for epoch in epochs] == [0] * 4 + [999] * 4
     for parent, epoch in zip([None, *epochs], epochs, strict=False):
         scratch = _Overlay(bench.store)
         mover = OracleMover(scratch, bench.spec, bench.sources)

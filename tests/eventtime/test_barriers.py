@@ -304,6 +304,17 @@ def test_two_tardy_members_are_both_on_record() -> None:
     assert rig.arrive("c") == [(1, INCOMPLETE, ("b", "c"))]
 
 
+def test_members_that_are_tardy_together_are_all_named() -> None:
+    """The rows of each of them leave flagged; docs/semantics.md, section 3.5."""
+    rig = Rig(timeout=10)
+    rig.arrive("a")
+    rig.tick(11)
+    barriers = rig.open()
+    for member in "bc":
+        barriers.record_arrival(member, BarrierRow(1, "run", None, 0), 12)
+    assert barriers.tardy_members() == {"b", "c"}
+
+
 def test_a_tardy_member_of_one_barrier_changes_no_other() -> None:
     """Two members missed the same two barriers; the one that comes for the older one is listed there.
 
@@ -325,10 +336,14 @@ def test_a_tardy_row_is_matched_by_its_own_id() -> None:
     docs/semantics.md, section 3.5.
     """
     rig = Rig(identity="id", timeout=10)
-    rig.arrive("a", 3)
-    rig.arrive("b", 3)
-    assert rig.tick(11) == [(3, INCOMPLETE, ("c",))]
-    assert rig.arrive("c", 2) == []
+    rig.arrive("a", 3000)
+    rig.arrive("b", 3000)
+    assert rig.tick(11) == [(3000, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 2000) == []
+    rig.arrive("a", 4000)
+    rig.arrive("b", 4000)
+    assert rig.tick(22) == [(4000, INCOMPLETE, ("c",))]
+    assert rig.arrive("c", 4000) == [(4000, INCOMPLETE, ("c",))]
 
 
 def test_a_member_that_goes_past_an_id_has_missed_it_for_good() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.oracle.support import COLUMNS, Pair, Tick, World
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.time_units import TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 A, B, C = Member("a"), Member("b"), Member("c")
 NEVER = {"idle_timeout": "never"}
@@ -502,3 +502,14 @@ def test_punctuation_counts_of_an_idle_partition_that_has_rows_left() -> None:
     ]
     pair = played([Member("a", "p0")], ticks, {"a": own})
     assert pair.outcomes[-1].after == 29
+
+
+def test_punctuation_that_a_person_sends_goes_no_further_than_the_last_instant() -> None:
+    """An inclusive source promises one tick more, which the last instant does not have.
+
+    docs/semantics.md, sections 4.1 and 9.10.
+    """
+    own = {"a": {**punctuated("error")["a"], "frontier": "inclusive"}}
+    pair = played([A], [Tick(0, {A: rows(1)}, None, ctis=(("a", TICK_MAX),))], own)
+    assert pair.outcomes[-1].after == TICK_MAX
+    assert pair.moved[-1][0].after["members"]["a/0"]["punctuation"] == TICK_MAX
