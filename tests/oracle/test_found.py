@@ -513,3 +513,34 @@ def test_punctuation_that_a_person_sends_goes_no_further_than_the_last_instant()
     pair = played([A], [Tick(0, {A: rows(1)}, None, ctis=(("a", TICK_MAX),))], own)
     assert pair.outcomes[-1].after == TICK_MAX
     assert pair.moved[-1][0].after["members"]["a/0"]["punctuation"] == TICK_MAX
+
+
+def test_a_late_row_that_cannot_be_moved_expires_nothing() -> None:
+    """A point row ends before the frontier that it missed, so it is in no buffer.
+
+    docs/semantics.md, section 2 (build_window and on_late).
+    """
+    ticks = [
+        Tick(0, {B: rows(30)}, None),
+        Tick(0, {A: rows(21)}, None),
+        Tick(5, {A: rows(31)}, None),
+    ]
+    own = {"b": {"frontier": "inclusive"}}
+    release = {"build_window": 5, "on_late": "adjust"}
+    pair = played([A, B], ticks, own, coalesce={**NEVER, "coalesce": "max"}, release=release)
+    assert [[row.time for _, row, _ in o.released] for o in pair.outcomes] == [[30], [], []]
+
+
+def test_a_source_that_catches_up_holds_the_section_of_a_barrier() -> None:
+    """F goes on without it, and rows of the section above its frontier wait for it.
+
+    docs/semantics.md, section 3.3.
+    """
+    ticks = [
+        Tick(0, {A: rows(10), B: rows(10), C: rows(1)}, None),
+        Tick(50, {A: rows(20), B: rows(20)}, None),
+        Tick(0, {A: [*rows(22), *barriers(1)], B: rows(25, 40), C: rows(5)}, None),
+    ]
+    pair = played([A, B, C], ticks, coalesce={"idle_timeout": 50})
+    assert [o.after for o in pair.outcomes] == [1, 20, 22]
+    assert [row.time for _, row, _ in pair.outcomes[-1].released] == [20, 20]

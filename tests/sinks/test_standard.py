@@ -377,3 +377,24 @@ def test_an_error_names_the_variable_that_is_not_set(monkeypatch: pytest.MonkeyP
     assert "orders" in str(raised.value)
     assert "PASSWORD" in str(raised.value)
     assert "{" not in str(raised.value)
+
+
+def test_a_publisher_that_slept_before_it_read_files_needs_no_deleted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another publisher has delivered them, and retention has deleted the epoch's files since."""
+    world, sleeper = world_with(tmp_path, kind="files", path=str(tmp_path / "out"))
+    file = world.seal(1).files["events"][0]
+    apply = sleeper._apply_epoch
+
+    def apply_late(*given: Any) -> None:
+        monkeypatch.undo()
+        follower(world).follow(world.log)
+        world.seal(1)
+        world.retire(1)
+        world.store.delete(file.key)
+        apply(*given)
+
+    monkeypatch.setattr(sleeper, "_apply_epoch", apply_late)
+    assert sleeper.follow(world.log) == 1
+    assert sleeper.read_own_position() == FollowerPosition(0, 2)
