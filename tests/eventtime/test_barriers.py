@@ -152,11 +152,8 @@ def test_arrivals_at_an_aborted_ordinal_are_ignored() -> None:
     assert [rig.arrive(member, time=9) for member in "abc"][2] == [(3, COMPLETE, ())]
 
 
-def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
-    """The member at it has delivered it; the other's row of it is ignored, and the next one is not.
-
-    docs/semantics.md, section 3.6.
-    """
+def abort_second_ordinal() -> Rig:
+    """Member a has delivered the first two ordinals, b none; the second one is aborted."""
     rig = Rig(alignment="pass")
     rig.roster = dict.fromkeys("ab", "active")
     rig.arrive("a", time=10)
@@ -164,6 +161,15 @@ def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
     barriers = rig.open()
     assert barriers.abort(2, 0)
     rig.close(barriers)
+    return rig
+
+
+def test_an_abort_of_a_second_open_ordinal_concerns_no_later_row() -> None:
+    """The member at it has delivered it; the other's row of it is ignored, and the next one is not.
+
+    docs/semantics.md, section 3.6.
+    """
+    rig = abort_second_ordinal()
     assert not rig.open().abort(2, 0)
     assert rig.arrive("b", time=10) == [(1, COMPLETE, ())]
     assert rig.arrive("b", time=20) == []
@@ -176,13 +182,7 @@ def test_a_row_goes_to_no_closed_ordinal_behind_an_open_one() -> None:
 
     docs/semantics.md, section 3.5.
     """
-    rig = Rig(alignment="pass")
-    rig.roster = dict.fromkeys("ab", "active")
-    rig.arrive("a", time=10)
-    rig.arrive("a", time=20)
-    barriers = rig.open()
-    assert barriers.abort(2, 0)
-    rig.close(barriers)
+    rig = abort_second_ordinal()
     assert rig.arrive("b", time=19) == [(1, COMPLETE, ())]
     assert rig.arrive("b", time=29) == []
     assert rig.arrive("a", time=30) == []

@@ -31,7 +31,7 @@ _TRIES = 60  # schedules for a cell of the tour
 
 @dataclass
 class Soak:
-    """What a soak did; the tour's schedules have more faults, so they take longer."""
+    """What a soak did; of the tour also by itself, because its schedules take longer."""
 
     schedules: int = 0
     toured: int = 0
