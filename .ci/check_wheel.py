@@ -12,7 +12,15 @@ import zipfile
 from pathlib import Path
 
 _PACKAGES = ("checkpoints", "expectations", "infra", "jobs", "operators")
-_ROOT_FILES = ("__init__.py", "errors.py", "job.py", "json_types.py", "time_units.py", "py.typed")
+_ROOT_FILES = (
+    "__init__.py",
+    "errors.py",
+    "job.py",
+    "json_types.py",
+    "secret_masks.py",
+    "time_units.py",
+    "py.typed",
+)
 _ALSO = {f"tidegate/{name}" for name in _ROOT_FILES}
 _METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt"}
 

@@ -8,8 +8,8 @@ from itertools import islice
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import mask_secrets
 from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
+from tidegate.jobs.spec.spec_masks import mask_secrets
 
 from .bucket_layout import BucketLayout
 from .manifest import Manifest

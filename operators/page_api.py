@@ -36,7 +36,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
-from tidegate.jobs.spec.source_options import mask_spec_lines
+from tidegate.jobs.spec.spec_masks import mask_spec_lines
 from tidegate.json_types import JsonObject
 
 from .airflow_db import (

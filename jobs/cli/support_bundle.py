@@ -27,6 +27,7 @@ import typer
 
 from tidegate.errors import TidegateError
 from tidegate.json_types import JsonObject
+from tidegate.secret_masks import MASK, SECRET_WORDS, mask_text
 
 from . import arguments, output
 from .arguments import SpecArgument, StoreOption
@@ -35,12 +36,8 @@ if TYPE_CHECKING:
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.spec.pipeline import PipelineSpec
 
-_MASK = "***"
-# A name that only looks secret costs a masked value; one that is missed costs a secret.
-_SECRET_NAME = re.compile(
-    r"secret|password|passwd|login|token|credential|private|api_?key|access_?key|jaas|sasl|fernet|authorization|signature",
-    re.IGNORECASE,
-)
+# In a bundle also names that only describe a secret, such as `sasl.mechanism`: it is sent away.
+_SECRET_NAME = re.compile(rf"{SECRET_WORDS}|private|sasl", re.IGNORECASE)
 # Other variables of the host are private.
 _SETTING_PREFIXES = (
     "TIDEGATE_",
@@ -51,16 +48,14 @@ _SETTING_PREFIXES = (
     "SPARK_",
     "JAVA_",
 )
-_NAMED_SECRET = re.compile(  # also in JSON inside of JSON, with its backslashes
-    r"""((?:(?:secret|password|passwd|login|token|credential|(?:api|private)_?key|jaas|fernet)[\w.\-]*|authorization|signature)"""
+# Also in JSON inside of JSON, with its backslashes.
+_NAMED_SECRET = re.compile(
+    rf"""({SECRET_WORDS}[\w.\-]*"""
     r"""(?:[\\"'\s+]*(?:[=:]|\\+u003[AD])|\\*["'][\\"'\s+]*,)).+""",
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"""(:\\*/\\*/)(?:[^\s":/@]*:[^\s"]*|[^\s"/@]+)@""")
 _BEARER = re.compile(r"(bearer[\s+]+)\S+", re.IGNORECASE)
-_PRIVATE_KEY = re.compile(
-    r"-----BEGIN[A-Z +]*PRIVATE[ +]KEY-----.*?(?:-----END[A-Z +]*PRIVATE[ +]KEY-----|\Z)", re.DOTALL
-)
 _WORD = re.compile(r"\S+")
 _ENVIRONMENT_REFERENCE = re.compile(r'"env:([^"]+)"')
 _ENCODERS: tuple[Callable[[str], str], ...] = (
@@ -117,8 +112,8 @@ class SecretMasker:
         """
         # Known values first, wherever they are: the rules below only see names and addresses.
         for secret in self._known:
-            text = text.replace(secret, _MASK)
-        return "\n".join(map(self._mask_line, _PRIVATE_KEY.sub(_MASK, text).split("\n")))
+            text = text.replace(secret, MASK)
+        return "\n".join(map(self._mask_line, mask_text(text).split("\n")))
 
     def mask_document(self, value: Any, name: str = "") -> Any:
         """Mask every text under a secret's name, and search all other texts for secrets.
@@ -135,7 +130,7 @@ class SecretMasker:
             return [self.mask_document(item, name) for item in value]
         if isinstance(value, str):
             # `env:NAME` is the name of a variable, which helps, and not its value.
-            return _MASK if secret and not value.startswith("env:") else self.mask_text(value)
+            return MASK if secret and not value.startswith("env:") else self.mask_text(value)
         return value
 
     def _mask_line(self, line: str) -> str:
@@ -148,7 +143,7 @@ class SecretMasker:
             with suppress(ValueError, RecursionError):
                 return json.dumps(self.mask_document(json.loads(line)))
         masked = _BEARER.sub(
-            rf"\1{_MASK}", _NAMED_SECRET.sub(rf"\1{_MASK}", _USERINFO.sub(rf"\1{_MASK}@", line))
+            rf"\1{MASK}", _NAMED_SECRET.sub(rf"\1{MASK}", _USERINFO.sub(rf"\1{MASK}@", line))
         )
         return _WORD.sub(self._mask_encoded_word, masked) if "%" in masked else masked
 
@@ -202,6 +197,7 @@ def _collect_contents(
     spec: PipelineSpec, log: SlotLog, masker: SecretMasker
 ) -> Iterator[tuple[str, str]]:
     from tidegate.checkpoints.store import NotFoundError
+    from tidegate.jobs.spec.spec_masks import mask_secrets
 
     from .status_and_logs import describe_pipeline
 
@@ -210,7 +206,10 @@ def _collect_contents(
     ours = [name for name in sorted(os.environ) if name.startswith(_SETTING_PREFIXES)]
     settings = {name: masker.mask_document(os.environ[name], name) for name in ours}
     yield "environment.json", _dump_json(settings)
-    yield "spec.json", _dump_json(masker.mask_document(json.loads(spec.canonical_json())))
+    yield (
+        "spec.json",
+        _dump_json(masker.mask_document(json.loads(mask_secrets(spec).canonical_json()))),
+    )
     # If a document is malformed there is no overview, but the document itself is in the bundle.
     with suppress(TidegateError):
         yield "overview.json", _dump_json(masker.mask_document(describe_pipeline(log)))

@@ -29,7 +29,7 @@ from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
-from tidegate.jobs.spec.source_options import mask_address
+from tidegate.secret_masks import mask_address
 
 from .errors import (
     CATALOG_DENIED,

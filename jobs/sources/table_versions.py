@@ -28,11 +28,11 @@ from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, PoisonError, TransientError, get_first_line
 from tidegate.jobs.spec.source_options import (
     TableOptions,
-    mask_address,
     resolve_address,
     resolve_environment_values,
 )
 from tidegate.json_types import JsonObject
+from tidegate.secret_masks import mask_address
 
 from .errors import (
     TABLE_ABSENT,

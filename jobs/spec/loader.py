@@ -16,10 +16,12 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.errors import ConfigurationError, suggest_name
 from tidegate.json_types import JsonObject, read_data_file
+from tidegate.secret_masks import mask_text
 
 from .errors import SPEC_INVALID, SPEC_IS_JOB, SPEC_NOT_TEXT, SPEC_UNREADABLE
 from .job_spec import JobSpec
 from .pipeline import PipelineSpec, SourceSpec
+from .spec_masks import mask_field
 
 Location = tuple[int | str, ...]
 _FOREIGN_FIELDS = {
@@ -165,11 +167,12 @@ def _describe_item(root: type[BaseModel], item: Any) -> str:
     elif kind == "missing":
         message = "required field is missing"
     else:
-        message = item["msg"].removeprefix("Value error, ")
+        # What was found may be a secret, and everyone who sees the DAGs can read the message.
+        message = mask_text(item["msg"].removeprefix("Value error, "))
         found = item.get("input")
         is_short = isinstance(found, str | int | float | bool) or found is None
         if is_short and repr(found) not in message:
-            message += f"; found {found!r}"
+            message += f"; found {mask_field(location, repr(found))}"
         if kind in ("enum", "literal_error"):
             message += suggest_name(found, re.findall(r"'([^']+)'", item["ctx"]["expected"]))
         if kind == "union_tag_invalid" and item["ctx"]["tag"] in ("delta", "iceberg"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -12,9 +12,6 @@ from tidegate.time_units import PositiveDuration
 
 from .errors import SECRET_MISSING
 from .event_time_options import SpecModel
-
-if TYPE_CHECKING:
-    from .pipeline import PipelineSpec
 
 
 class ParseOptions(SpecModel):
@@ -262,70 +259,3 @@ class EdgeColumns(SpecModel):
                 f"edges.kind: column {self.kind!r} must be a string, not {schema[self.kind]}"
             )
         return {"edges.kind": self.kind, **{f"edges.keys: {key}": key for key in self.keys}}
-
-
-# Secrets that a spec should not hold but may.
-
-_MASK = "***"
-_PASSWORD_IN_ADDRESS = re.compile(r"(://[^/@\s:]*:)(?!\$\{\w+\}@)[^/@\s]+@")
-# The end of an option's name: `sasl.oauthbearer.token.endpoint.url` is not a secret.
-_SECRET_WORDS = (
-    r"(?:password|passwd|secret|token|credential|login|access.?key|secret.?key|jaas.config)"
-)
-_SECRET_NAME = re.compile(rf"{_SECRET_WORDS}$", re.IGNORECASE)
-_SECRET_IN_YAML = re.compile(
-    rf"""{_SECRET_WORDS}["']?\s*:(?!\s*["']?(?:env:|\$\{{))""", re.IGNORECASE
-)
-# Sections whose keys are names that users choose; their values are types and names.
-_NAMED_BY_USERS = frozenset({"schema", "columns", "renamed", "headers", "keys", "severity"})
-
-
-def mask_secrets(spec: PipelineSpec) -> PipelineSpec:
-    """Return the spec with ``***`` for passwords in addresses and for secret options.
-
-    Secret are texts whose name ends with a word such as password, secret, token, credential or
-    login. Columns and other names that users choose are not judged. Without a secret, the spec
-    itself is returned.
-
-    What is written as ``env:NAME`` or ``${NAME}`` stays, because it is not a secret. Users who may
-    read the bucket may read the specs in it, so these must not hold the keys of other systems.
-    """
-    data = spec.model_dump(mode="json", by_alias=True)
-    masked = _mask_value("", data)
-    return spec if masked == data else spec.model_validate(masked)
-
-
-def mask_address(address: str) -> str:
-    """Return an address with ``***`` for the password that it may hold; ``${NAME}`` stays."""
-    return _PASSWORD_IN_ADDRESS.sub(rf"\1{_MASK}@", address)
-
-
-def mask_spec_lines(text: str) -> list[str]:
-    """Return the lines of a spec with ``***`` from each secret on, also if it is not valid YAML.
-
-    The same names are secret as in `mask_secrets`. Deeper lines below them are part of the value.
-    """
-    lines: list[str] = []
-    secret_depth: int | None = None
-    for line in map(mask_address, text.splitlines()):
-        depth = len(line) - len(line.lstrip())
-        if secret_depth is not None and (depth > secret_depth or not line.strip()):
-            lines.append(_MASK)
-            continue
-        found = _SECRET_IN_YAML.search(line)
-        secret_depth = depth if found else None
-        lines.append(f"{line[: found.end()]} {_MASK}" if found else line)
-    return lines
-
-
-def _mask_value(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        chosen = name in _NAMED_BY_USERS
-        return {key: _mask_value("" if chosen else str(key), part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_mask_value(name, part) for part in value]
-    if not isinstance(value, str):
-        return value
-    if _SECRET_NAME.search(name) and not value.startswith(("env:", "${")):
-        return _MASK
-    return mask_address(value)

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 from tidegate.json_types import JsonObject, read_data_file
+from tidegate.secret_masks import mask_text
 
 
 class FailureClass(StrEnum):
@@ -88,6 +89,11 @@ class TidegateError(Exception):
     kept: str | None = None
     advice: str | None = None
     retry_after: float | None = None
+
+    def __post_init__(self) -> None:
+        # Texts of other systems often repeat the address that was used, with its password.
+        self.message = mask_text(self.message)
+        self.advice = self.advice and mask_text(self.advice)
 
     def __str__(self) -> str:
         parts = [self.message]

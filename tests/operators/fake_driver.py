@@ -42,7 +42,7 @@ from tidegate.errors import (
     TransientError,
 )
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.source_options import mask_secrets
+from tidegate.jobs.spec.spec_masks import mask_secrets
 
 BEAT = 0.5
 ERRORS: dict[str, type[TidegateError]] = {

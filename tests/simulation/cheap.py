@@ -49,7 +49,7 @@ from tidegate.jobs.sinks.output_tables import (
     build_table_schema,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import mask_secrets
+from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.jobs.splice import tables_at_head
 from tidegate.jobs.streams import stream_rows
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +16,14 @@ from tidegate.checkpoints.checkpoint_specs import (
     read_spec,
     write_spec,
 )
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.cli.support_bundle import SecretMasker
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_options import mask_address, mask_spec_lines, resolve_address
+from tidegate.jobs.spec.source_options import resolve_address
+from tidegate.jobs.spec.spec_masks import mask_secrets, mask_spec_lines
+from tidegate.secret_masks import mask_address
 
 KAFKA = {"sasl.jaas.config": 'Login required password="hunter2";', "ssl.key.password": "env:KEY"}
 BASE: dict[str, Any] = {
@@ -67,7 +74,7 @@ options:
   url: postgresql://me:hunter2@db/shop
   other: ${PGPASSWORD}
   both: {url: "postgresql://me:hunter2@db", token: hunter2}
-  like: postgresql://me:hunter2-token:x@db/shop
+  catalog: postgresql://me:hunter2-token:x@db/shop
 open: [
 """
     lines = mask_spec_lines(text)
@@ -77,8 +84,8 @@ open: [
     assert (lines[6], lines[10]) == ("  api_secret: ***", "  url: postgresql://me:***@db/shop")
     assert lines[11:] == [
         "  other: ${PGPASSWORD}",
-        '  both: {url: "postgresql://me:***@db", token: ***',
-        "  like: postgresql://me:***@db/shop",
+        "  both: ***",
+        "  catalog: postgresql://me:***@db/shop",
         "open: [",
     ]
 
@@ -129,3 +136,124 @@ def test_a_rotated_password_is_no_change_of_the_spec() -> None:
     changed = PipelineSpec.model_validate(rotated)
     assert changed.digest() != spec.digest()
     assert compare_spec_with_checkpoint(store, changed, epoch) == []
+
+
+# Every secret of this spec contains the mark, also one that is a part of an address.
+LEAKY = """\
+apiVersion: tidegate/v1
+name: leaky
+sources:
+  k:
+    schema: {at: timestamp, v: long}
+    event_time: at
+    lag: 1m
+    kind: kafka
+    kafka:
+      servers: b:9092
+      topic: t
+      options:
+        security.protocol: SASL_SSL
+        sasl.mechanism: PLAIN
+        sasl.oauthbearer.token.endpoint.url: https://login.example/token
+        sasl.password: hunter2-0
+        ssl.keystore.key: "-----BEGIN PRIVATE KEY-----hunter2-1"
+        basic.auth.user.info: "user:hunter2-2"
+        session.timeout.ms: "6000"
+outputs:
+  catalog: https://catalog.example
+  catalog_options:
+    warehouse: s3://lake/tables
+    header.Authorization: "Bearer hunter2-3"
+    s3.session-token: hunter2-4
+    adls.account-key: hunter2-5
+    adls.sas-token.x: hunter2-6
+    acme.thing: hunter2-7
+sinks:
+  pg: {kind: postgres, url: "postgresql://host/db?user=u&password=hunter2-8"}
+  hook: {kind: webhook, url: "https://hooks.example/services/T000/hunter2-9"}
+  hook2: {kind: webhook, url: "https://x.example/in?api_key=hunter2-10"}
+  at:
+    kind: postgres
+    url: "postgresql://u:hunter2@hunter2-11@host/db"
+spark:
+  conf:
+    spark.sql.shuffle.partitions: "8"
+    spark.hadoop.fs.s3a.endpoint: http://minio:9000
+    spark.hadoop.fs.azure.account.key.acct.dfs.core.windows.net: hunter2-12
+    spark.hadoop.fs.s3a.secret.key: hunter2-13
+    spark.ssl.keyPassword: hunter2-14
+    spark.acme.apiKey: hunter2-15
+    spark.acme.passphrase: hunter2-16
+    spark.executorEnv.SOMETHING: hunter2-17
+"""
+SHOWN = (
+    "SASL_SSL",
+    "https://login.example/token",
+    "s3://lake/tables",
+    "http://minio:9000",
+    "postgresql://host/db?user=u&password=***",
+    "https://hooks.example/***",
+)
+
+
+def test_no_kind_of_secret_is_readable_on_any_surface() -> None:
+    """On the page, in the bucket and in a support bundle; harmless options stay readable."""
+    page = "\n".join(mask_spec_lines(LEAKY))
+    bucket = mask_secrets(parse_spec(LEAKY)).canonical_json()
+    bundle = json.dumps(SecretMasker({}).mask_document(json.loads(bucket)))
+    for surface in (page, bucket, bundle):
+        assert re.findall(r"hunter2[\w-]*", surface) == []
+    for text in SHOWN:
+        assert text in page
+        assert text in bucket
+    assert len(page.splitlines()) == len(LEAKY.splitlines())
+
+
+HEAD = """\
+apiVersion: tidegate/v1
+name: p
+sources:
+  one: {path: in, schema: {at: timestamp}, event_time: at, lag: 1m}
+"""
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "sinks: {pg: {kind: postgres, url: 'mysql://u:271828182@host/db'}}",
+        "sinks: {k: {kind: kafka, servers: b, topic: t, options: {sasl.password: 271828182}}}",
+        "sinks: {k: {kind: kafka, servers: b, topic: t, options: {acme.pin: [271828182]}}}",
+        "outputs: {catalog: 'http://c', catalog_options: {credential: 271828182}}",
+        "spark: {conf: {spark.acme.passphrase: 271828182}}",
+    ],
+)
+def test_a_mistake_beside_a_secret_does_not_show_it(mistake: str) -> None:
+    """The error names field and line, and is readable to everyone who sees the DAGs."""
+    with pytest.raises(ConfigurationError) as refused:
+        parse_spec(HEAD + mistake)
+    assert "271828182" not in str(refused.value)
+
+
+def test_an_error_shows_no_password_of_an_address() -> None:
+    """Also where another system's text repeats the address that was used."""
+    error = TransientError("no answer from postgresql://me:hunter2@db: down", code="x")
+    assert str(error) == "no answer from postgresql://me:***@db: down"
+
+
+def test_the_stored_spec_of_a_job_holds_no_secret() -> None:
+    """Its settings and arguments are masked as the options of a pipeline are."""
+    spec = JobSpec.model_validate(
+        {
+            "kind": "job",
+            "name": "j",
+            "app": "a.py",
+            "args": ["--password", "hunter2", "--token=hunter2", "--day", "2026-01-01"],
+            "conf": {
+                "spark.hadoop.fs.s3a.secret.key": "hunter2",
+                "spark.ssl.keyPassword": "env:PW",
+            },
+        }
+    )
+    masked = mask_secrets(spec)
+    assert masked.args == ("--password", "***", "--token=***", "--day", "2026-01-01")
+    assert set(masked.conf.values()) == {"***", "env:PW"}
