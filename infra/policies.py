@@ -25,6 +25,7 @@ from typing import Annotated
 import typer
 
 from tidegate.errors import exit_on_error
+from tidegate.jobs.spec.pipeline import BATCH_RUN_MARK
 from tidegate.json_types import JsonObject, read_data_file
 
 from .errors import LANDER_WITHOUT_INPUT
@@ -61,7 +62,7 @@ def build_policy(
     places = {
         "own": [f"{root}{pipeline}/"],
         "probe": [f"{root}tidegate-probe/"],
-        "batches": [f"{root}{pipeline[:50]}__bf_"],
+        "batches": [f"{root}{pipeline[:50]}{BATCH_RUN_MARK}"],
         "inputs": [f"{root}{folder.strip('/')}/" for folder in inputs],
     }
 

@@ -31,7 +31,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import exit_on_error
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
-from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
+from tidegate.jobs.spec.pipeline import BATCH_RUN_MARK, PipelineSpec, ReadLimits
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.json_types import JsonObject, JsonView
 
@@ -92,7 +92,7 @@ def make_batch_spec(spec: PipelineSpec, bounds: _Range, folder: Path) -> Pipelin
     }
     return spec.model_copy(
         update={
-            "name": f"{spec.name[:50]}__bf_{digest}",
+            "name": f"{spec.name[:50]}{BATCH_RUN_MARK}{digest}",
             "sources": sources,
             "outputs": spec.outputs.model_copy(update=catalog),
             "sinks": {},

@@ -20,7 +20,7 @@ from tidegate.secret_masks import mask_text
 
 from .errors import SPEC_INVALID, SPEC_IS_JOB, SPEC_NOT_TEXT, SPEC_UNREADABLE
 from .job_spec import JobSpec
-from .pipeline import PipelineSpec, SourceSpec
+from .pipeline import BATCH_RUN_MARK, PipelineSpec, SourceSpec
 from .spec_masks import mask_field
 
 Location = tuple[int | str, ...]
@@ -96,7 +96,7 @@ def _read_mapping(text: str, where: str) -> JsonObject:
 
 def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
     try:
-        return model.model_validate(to_plain_value(raw), context={"yaml": True})
+        spec = model.model_validate(to_plain_value(raw), context={"yaml": True})
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=True)
         items = [item for item in items if not _is_rest(item)] or items
@@ -104,6 +104,11 @@ def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
         name = str(raw.get("name", "")) or None
         findings = format_findings(where, raw, mistakes)
         raise _invalid_spec_error(where, findings, pipeline=name) from error
+    if BATCH_RUN_MARK in spec.name:
+        reserved = f"{BATCH_RUN_MARK!r} is reserved for batch runs of another pipeline"
+        findings = format_findings(where, raw, [(("name",), reserved)])
+        raise _invalid_spec_error(where, findings, pipeline=spec.name)
+    return spec
 
 
 def _invalid_spec_error(

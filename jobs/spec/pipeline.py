@@ -63,6 +63,11 @@ CHECKPOINTS: Final = "checkpoints"
 DEAD_LETTERS: Final = "dead_letters"
 EVENT_TIME: Final = "_event_time"
 """Column of the event time if sources keep it in different ones (`event_time_column`)."""
+BATCH_RUN_MARK: Final = "__bf_"
+"""Part of the names of batch runs, which `<p>.backfill` makes of the pipeline's own name.
+
+The keys of a pipeline may write and delete below these names.
+"""
 NON_DATA_SECTIONS: Final = {"description", "quality", "supervision", "spark", "sinks", "splice"}
 # Of `outputs`: they decide in which files rows are, not which rows there are, so a change of them
 # needs no new state.

@@ -70,6 +70,17 @@ def test_compose_s_spark_serves_only_who_has_its_secret() -> None:
         assert f"./drivers:{given['SPARK_CONF_DIR']}:ro" in services[name]["volumes"]
 
 
+def test_only_containers_of_airflow_have_its_secrets_in_compose() -> None:
+    """Users' code on Spark's workers could sign Airflow's tokens with them, or read its folders."""
+    for name, service in compose()["services"].items():
+        if name.startswith("airflow") or name == "migrate":
+            continue
+        assert [key for key in service.get("environment", ()) if key.startswith("AIRFLOW")] == []
+        assert [
+            v for v in service.get("volumes", ()) if v.startswith(("airflow:", "drivers:"))
+        ] == []
+
+
 def test_compose_is_not_open_to_the_world() -> None:
     """Ports are on loopback; volumes, networks and conditions name what is there."""
     whole = compose()

@@ -257,3 +257,9 @@ def test_the_stored_spec_of_a_job_holds_no_secret() -> None:
     masked = mask_secrets(spec)
     assert masked.args == ("--password", "***", "--token=***", "--day", "2026-01-01")
     assert set(masked.conf.values()) == {"***", "env:PW"}
+
+
+def test_no_spec_takes_a_name_that_the_keys_of_another_pipeline_reach() -> None:
+    """A batch run's keys belong to its pipeline, which may delete what lies below them."""
+    with pytest.raises(ConfigurationError, match=r"<spec>:2: name: '__bf_' is reserved"):
+        parse_spec(HEAD.replace("name: p", "name: p__bf_1a2b3c4d"))
