@@ -149,10 +149,10 @@ def choose_driver_module(spec: PipelineSpec | JobSpec | None) -> str:
 def make_driver_folder(pipeline: str) -> Path:
     """Return the folder of the logs and exit codes of a pipeline's drivers; make it if needed.
 
-    It lies in `$TIDEGATE_HOME/drivers`.
+    It lies in `$TIDEGATE_HOME/drivers`. Only this user may look into it, because logs quote rows.
     """
     folder = get_tidegate_home() / "drivers" / pipeline
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 

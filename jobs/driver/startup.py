@@ -515,7 +515,7 @@ def open_work_folder(given: Path | None) -> Iterator[Path]:
                 _remove_if_abandoned(other)
         else:
             folder = given
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are in its files
         lock = _lock_folder(folder)
         if lock is not None:  # otherwise another driver uses the same folder
             resources.callback(os.close, lock)

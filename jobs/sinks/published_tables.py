@@ -356,6 +356,23 @@ def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
     return table
 
 
+def disarm_formulas(table: pa.Table) -> pa.Table:
+    """Put an apostrophe before texts that a spreadsheet takes for formulas.
+
+    These begin with an equals sign, a plus, a minus, an `@`, a tab or a carriage return.
+
+    >>> disarm_formulas(pa.table({"a": ["=1+1", "plain", None]}))["a"].to_pylist()
+    ["'=1+1", 'plain', None]
+    """
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            texts = table[field.name]
+            formulas = pc.match_substring_regex(texts, r"^[=+\-@\t\r]")
+            disarmed = pc.binary_join_element_wise("'", texts, "")
+            table = table.set_column(place, field.name, pc.if_else(formulas, disarmed, texts))
+    return table
+
+
 def _to_json_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()

@@ -85,6 +85,11 @@ def test_the_file_with_the_keys_goes_with_its_driver(tmp_path: Path, wait_until:
     assert not keys.exists()
 
 
+def test_logs_of_drivers_are_private() -> None:
+    """They quote rows and addresses, and other users of the host may not look into the folder."""
+    assert make_driver_folder("private").stat().st_mode & 0o077 == 0
+
+
 def test_old_attempts_leave_no_files(tmp_path: Path, wait_until: Wait) -> None:
     """The newest stay, and those whose driver still runs."""
     script = "import sys, time; time.sleep(600 * ('0' in sys.argv[1]))"
