@@ -1,6 +1,6 @@
-"""The interface between tidegate and the bucket, and a probe of what a store really does.
+"""The interface between tidegate and the bucket.
 
-Every store guarantees, and a driver probes when it starts:
+Every store guarantees, and a driver probes when it starts (`store_probe.py`):
 
 * `create` and `compare_and_swap` are atomic. Of any number of racing writers exactly one succeeds,
   and a reader sees the old or the new bytes, never a mixture.
@@ -12,14 +12,11 @@ Conditional deletes and copies are not used, because MinIO ignores their conditi
 without an answer has no guarantee.
 """
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
-
-from .errors import STORE_DISHONEST
 
 # The errors are part of the interface, so that callers import them from here.
 from .errors import NotFoundError as NotFoundError
@@ -204,62 +201,6 @@ def check_key(key: str) -> str:
     ):
         raise ValueError(f"not a key: {key!r}")
     return key
-
-
-# The start-up probe: which conditional writes a store really honours. A driver refuses to run on a
-# store that only claims to honour them.
-
-
-_PROBES = 3  # until the store counts as one that breaks its promises
-
-
-def probe_store(store: Store) -> list[str]:
-    """Try each conditional write once, on a new key; return the promises that the store broke."""
-    key = f"tidegate-probe/{secrets.token_hex(8)}"
-    first, second = f"first {secrets.token_hex(8)}".encode(), b"second"
-    kept: dict[str, bool] = {}
-    try:
-        stale = store.create(key, first)
-    except OutcomeUnknownError:
-        store.delete(key)  # on other errors nothing was written
-        raise
-    try:
-        kept["refuses_second_create"] = _is_write_refused(lambda: store.create(key, second))
-        kept["swaps"] = not _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
-        found = store.get(key).data, [entry.key for entry in store.list_objects(key)]
-        kept["reads_own_writes"] = found == (second, [key])
-        kept["refuses_stale_swap"] = _is_write_refused(
-            lambda: store.compare_and_swap(key, b"third", stale)
-        )
-        store.delete(key)
-        kept["refuses_swap_of_missing"] = (
-            _is_write_refused(lambda: store.compare_and_swap(key, second, stale))
-            and store.stat(key) is None
-        )
-    finally:
-        store.delete(key)
-    return [promise for promise, is_kept in kept.items() if not is_kept]
-
-
-def require_honest_store(store: Store) -> None:
-    """Probe the store, up to three times: a repeated or late request may have disturbed a probe.
-
-    Raises:
-        ConfigurationError: it does not keep every promise.
-    """
-    for _ in range(_PROBES):
-        broken = probe_store(store)
-        if not broken:
-            return
-    raise STORE_DISHONEST(url=store.url, broken=", ".join(broken))
-
-
-def _is_write_refused(write: Callable[[], str]) -> bool:
-    try:
-        write()
-    except PreconditionFailedError:
-        return True
-    return False
 
 
 def map_in_threads(call: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:

@@ -48,7 +48,8 @@ from tidegate.checkpoints.pins import RootsFile
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, StoreDeniedError, require_honest_store
+from tidegate.checkpoints.store import Store, StoreDeniedError
+from tidegate.checkpoints.store_probe import require_atomic_writes, require_honest_store
 from tidegate.checkpoints.verify import (
     CheckpointVerdict,
     Verification,
@@ -225,6 +226,7 @@ class LeaderElection:
                 ended the session.
         """
         self.retry(require_honest_store, self.store)
+        self.retry(require_atomic_writes, self.store)
         uid = self.retry(ensure_identity, self.store, self.pipeline)
         warm_up()
         if self.options.standby:

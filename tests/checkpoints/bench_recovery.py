@@ -34,7 +34,8 @@ from tidegate.checkpoints.manifest import Counters, FileRef, Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.slot_log import LogHead, SlotLog
-from tidegate.checkpoints.store import Store, require_honest_store
+from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, NoFaults, SurveyedCut

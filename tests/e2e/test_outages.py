@@ -23,7 +23,8 @@ from tidegate.checkpoints.driver_reports import read_status
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store, StoreUnavailableError, probe_store
+from tidegate.checkpoints.store import Store, StoreUnavailableError
+from tidegate.checkpoints.store_probe import probe_store
 from tidegate.errors import TidegateError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]

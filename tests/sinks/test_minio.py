@@ -12,7 +12,7 @@ from tests.sinks.table_checks import is_table, once
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import require_honest_store
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sinks.table_maintenance import (
     CompactionResult,
