@@ -91,17 +91,10 @@ def race_conditional_writes(store: Store) -> list[str]:
     for size in _RACED_SIZES:
         key = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
         try:
-            etag = _race_writers(store, key, size, lambda body, key=key: store.create(key, body))
+            etag = _race_writers(store, key, size, None)
             if etag is None:
                 broken.append(f"one_create_wins_of_{size}_bytes")
-                continue
-            swapped = _race_writers(
-                store,
-                key,
-                size,
-                lambda body, key=key, etag=etag: store.compare_and_swap(key, body, etag),
-            )
-            if swapped is None:
+            elif _race_writers(store, key, size, etag) is None:
                 broken.append(f"one_swap_wins_of_{size}_bytes")
         finally:
             store.delete(key)
@@ -132,8 +125,11 @@ def require_atomic_writes(store: Store) -> None:
     store.put(key, b"{}")
 
 
-def _race_writers(store: Store, key: str, size: int, write: Callable[[bytes], str]) -> str | None:
-    """Return the ETag of the only winner's body; None if there is another outcome."""
+def _race_writers(store: Store, key: str, size: int, etag: str | None) -> str | None:
+    """Return the ETag of the only winner's body; None if there is another outcome.
+
+    The writers swap the object that has `etag`, or create it.
+    """
     begin = threading.Barrier(_RACERS)
 
     def write_body(number: int) -> tuple[bytes, str | None, OutcomeUnknownError | None]:
@@ -141,7 +137,9 @@ def _race_writers(store: Store, key: str, size: int, write: Callable[[bytes], st
         body = f"{number:08d}".encode() + secrets.token_bytes(size - 8)
         begin.wait()
         try:
-            return body, write(body), None
+            if etag is None:
+                return body, store.create(key, body), None
+            return body, store.compare_and_swap(key, body, etag), None
         except PreconditionFailedError:
             return body, None, None
         except OutcomeUnknownError as error:
@@ -149,11 +147,11 @@ def _race_writers(store: Store, key: str, size: int, write: Callable[[bytes], st
 
     with ThreadPoolExecutor(_RACERS) as pool:
         outcomes = list(pool.map(write_body, range(_RACERS)))
-    winners = [(body, etag) for body, etag, _ in outcomes if etag is not None]
+    winners = [(body, written) for body, written, _ in outcomes if written is not None]
     unknown = [error for _, _, error in outcomes if error is not None]
     if not winners and unknown:
         raise unknown[0]
     if len(winners) != 1:
         return None
-    body, etag = winners[0]
-    return etag if store.get(key).data == body else None
+    body, written = winners[0]
+    return written if store.get(key).data == body else None

@@ -9,7 +9,7 @@ from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints import store_probe
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
-from tidegate.checkpoints.store import OutcomeUnknownError, StoredObject
+from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoredObject
 from tidegate.checkpoints.store_probe import (
     probe_store,
     race_conditional_writes,
@@ -105,8 +105,15 @@ class Bucket(S3Store):
 
 def test_writers_are_raced_once_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's start costs one request more, until the verdict is a week old."""
-    bucket, races = Bucket(), []
-    monkeypatch.setattr(store_probe, "race_conditional_writes", lambda _: races.append(1) or [])
+    bucket = Bucket()
+    races: list[Store] = []
+
+    def race(store: Store) -> list[str]:
+        """Note a race that the store wins."""
+        races.append(store)
+        return []
+
+    monkeypatch.setattr(store_probe, "race_conditional_writes", race)
     for _ in range(3):
         require_atomic_writes(bucket)
     assert len(races) == 1

@@ -16,7 +16,8 @@ from tests.servers.minio import RealMinio
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
-from tidegate.checkpoints.store import StoreDeniedError, require_honest_store
+from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.infra.policies import Role, build_policy
 from tidegate.infra.provision import Credentials, grant_policy
 from tidegate.jobs.driver.backfill import make_batch_spec

@@ -27,7 +27,8 @@ from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError, require_honest_store
+from tidegate.checkpoints.store import StoreDeniedError, StoreUnavailableError
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.infra.policies import Role, build_policy
 from tidegate.infra.provision import REGION, Credentials
 

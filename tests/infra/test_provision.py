@@ -12,7 +12,8 @@ import pytest
 from tests.servers.minio import RealMinio
 
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
-from tidegate.checkpoints.store import StoreDeniedError, require_honest_store
+from tidegate.checkpoints.store import StoreDeniedError
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.infra.local_processes import choose_free_port
 from tidegate.infra.policies import Role, build_policy
 from tidegate.infra.provision import Credentials, main

@@ -16,7 +16,7 @@ from tests.sources.object_inputs import ME, all_slices, inbox, parquet, rows_of,
 
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import require_honest_store
+from tidegate.checkpoints.store_probe import require_honest_store
 from tidegate.jobs.sources import arrival_log
 from tidegate.jobs.sources.arrival_log import (
     ArrivalLog,
