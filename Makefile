@@ -53,6 +53,10 @@ routes: venv java warm ## flights through objects, landing and Kafka, each kille
 quality-rows: venv java warm ## the faults of quality and recovery that a review found, each with its tests; ends with "N passed, N failed"
 	$(BIN)/python -m tests.quality_rows
 
+.PHONY: faults
+faults: venv java ## the test of each fault that the review of e3dab94 found (ARGS="--on e3dab94" shows that each is red there); "N of N ids, N passed, 0 failed"
+	$(BIN)/python -m tests.faults $(ARGS)
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof

@@ -12,7 +12,7 @@ TEXT = (ROOT / "docs" / "track-record.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
     for line in TEXT.splitlines()
-    if re.match(r"\| [A-Z]-?\d+ ", line)
+    if re.match(r"\| (?:[A-Z]-?\d+|[a-z]+-[A-Z]*\d+[a-z]?) ", line)
 ]
 
 
