@@ -1,12 +1,14 @@
 """New code under an old stream, and the way back.
 
-Real drivers of two wheels, one after the other on one log.
+Real drivers of two wheels, one after the other on one log: today's code under two version numbers,
+and today's code beside that of an earlier commit.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Its code is taken from the history of the repository.
+EARLIER = "e3dab941"
 NEXT = f"{__version__}+next"
 
 
@@ -27,7 +31,7 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
 
     Every checkpoint says which code made it; the tables are exact.
     """
-    old = _wheel(tmp_path)
+    old = _build_wheel(REPOSITORY, tmp_path)
     new = _as_version(old, tmp_path / "next.whl")
     steady = Steady(tmp_path / "p", 9)
     for code, epochs in ((old, 3), (new, 3), (old, None)):
@@ -39,7 +43,29 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
     assert steady.exact().problems == []
 
 
-def _wheel(folder: Path) -> Path:
+def test_an_earlier_commit_s_driver_and_today_s_take_turns(tmp_path: Path) -> None:
+    """The log that old code wrote goes on under today's, and back; the tables stay exact."""
+    old = _build_wheel(_export_commit(EARLIER, tmp_path / "earlier"), tmp_path / "old")
+    new = _build_wheel(REPOSITORY, tmp_path / "new")
+    steady = Steady(tmp_path / "p", 9)
+    for code, epochs in ((old, 3), (new, 3), (old, 1), (new, None)):
+        limit = () if epochs is None else ("--epochs", str(epochs))
+        assert steady.run("", *limit, environment={"PYTHONPATH": str(code)}) == 0, steady.log_text()
+    assert len(list(read_kept_manifests(steady.log()))) >= 9
+    assert steady.exact().problems == []
+
+
+def _export_commit(commit: str, folder: Path) -> Path:
+    """Write the files of a commit into a new folder."""
+    archive = folder.with_suffix(".tar")
+    git = ["git", "-C", str(REPOSITORY), "archive", "--format=tar", f"--output={archive}", commit]
+    subprocess.run(git, check=True)
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="fully_trusted")  # links to its own folders are among them
+    return folder
+
+
+def _build_wheel(checkout: Path, folder: Path) -> Path:
     command = [
         sys.executable,
         "-m",
@@ -48,7 +74,7 @@ def _wheel(folder: Path) -> Path:
         "--no-isolation",
         "--outdir",
         str(folder),
-        str(REPOSITORY),
+        str(checkout),
     ]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
