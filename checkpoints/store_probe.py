@@ -75,13 +75,13 @@ def _is_write_refused(write: Callable[[], str]) -> bool:
     return False
 
 
-def race_conditional_writes(store: Store) -> list[str]:
+def run_write_races(store: Store) -> list[str]:
     """Let 8 writers race for one key, by `create` and then by `compare_and_swap`.
 
     They race with bodies below and above 1 MiB, over connections of their own.
 
     Returns:
-        The promises that the store broke: more than one writer was told that it has won, or the
+        The promises that the store broke: more than one writer got an ETag, or the
         object has another content than the winner's.
 
     Raises:
@@ -91,10 +91,10 @@ def race_conditional_writes(store: Store) -> list[str]:
     for size in _RACED_SIZES:
         key = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
         try:
-            etag = _race_writers(store, key, size, None)
+            etag = _run_writers(store, key, size, None)
             if etag is None:
                 broken.append(f"one_create_wins_of_{size}_bytes")
-            elif _race_writers(store, key, size, etag) is None:
+            elif _run_writers(store, key, size, etag) is None:
                 broken.append(f"one_swap_wins_of_{size}_bytes")
         finally:
             store.delete(key)
@@ -119,13 +119,13 @@ def require_atomic_writes(store: Store) -> None:
         age = store.get(key).age
         if age is None or age < _VERDICT_AGE:  # None: a server that does not tell its time
             return
-    broken = race_conditional_writes(store)
+    broken = run_write_races(store)
     if broken:
         raise STORE_DISHONEST(url=store.url, broken=", ".join(broken))
     store.put(key, b"{}")
 
 
-def _race_writers(store: Store, key: str, size: int, etag: str | None) -> str | None:
+def _run_writers(store: Store, key: str, size: int, etag: str | None) -> str | None:
     """Return the ETag of the only winner's body; None if there is another outcome.
 
     The writers swap the object that has `etag`, or create it.

@@ -36,8 +36,8 @@ from tidegate.jobs.sinks.lineage_position import (
 from tidegate.jobs.sinks.published_tables import (
     RowSelection,
     describe_table,
-    disarm_formulas,
     flatten_for_csv,
+    quote_formulas,
     scan_table,
     select_current_revisions,
     to_json_line,
@@ -143,11 +143,11 @@ class PipelineResults:
     def export_rows(self, table: str, **equal: str) -> JsonObject:
         """Return the rows that `sample_rows` searches and that have the given values, as CSV.
 
-        Texts are safe to open in a spreadsheet (`disarm_formulas`).
+        Texts are safe to open in a spreadsheet (`quote_formulas`).
         """
         text = io.BytesIO()
         rows = flatten_for_csv(_select_equal(self._read_newest(table), equal))
-        pyarrow.csv.write_csv(disarm_formulas(rows), text)
+        pyarrow.csv.write_csv(quote_formulas(rows), text)
         return {"csv": text.getvalue().decode()}
 
     def find_rows(self, /, **fields: str) -> JsonObject:

@@ -356,12 +356,12 @@ def flatten_for_csv(table: Any, *, hex_prefix: str = "") -> Any:
     return table
 
 
-def disarm_formulas(table: pa.Table) -> pa.Table:
+def quote_formulas(table: pa.Table) -> pa.Table:
     """Put an apostrophe before texts that a spreadsheet takes for formulas.
 
     These begin with an equals sign, a plus, a minus, an `@`, a tab or a carriage return.
 
-    >>> disarm_formulas(pa.table({"a": ["=1+1", "plain", None]}))["a"].to_pylist()
+    >>> quote_formulas(pa.table({"a": ["=1+1", "plain", None]}))["a"].to_pylist()
     ["'=1+1", 'plain', None]
     """
     for place, field in enumerate(table.schema):

@@ -19,7 +19,7 @@ from tidegate.checkpoints.lease import Lease, LeaseLostError
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.slot_log import Sealed, SlotLog, SlotTaken
-from tidegate.checkpoints.store_probe import race_conditional_writes, require_honest_store
+from tidegate.checkpoints.store_probe import require_honest_store, run_write_races
 from tidegate.infra.local_processes import LOOPBACK, choose_free_port, kill_processes, spawn_process
 from tidegate.infra.minio_server import locate_cache_folder
 
@@ -89,7 +89,7 @@ def wait_for(port: int) -> None:
 def test_the_probe_finds_it_honest(store: S3Store) -> None:
     """Every conditional write the protocol needs is honoured."""
     require_honest_store(store)
-    assert race_conditional_writes(store) == []
+    assert run_write_races(store) == []
 
 
 def test_the_log_works_on_it(store: S3Store, author: Author) -> None:

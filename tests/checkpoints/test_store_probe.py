@@ -12,8 +12,8 @@ from tidegate.checkpoints.s3_store import S3Settings, S3Store
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoredObject
 from tidegate.checkpoints.store_probe import (
     probe_store,
-    race_conditional_writes,
     require_atomic_writes,
+    run_write_races,
 )
 from tidegate.errors import ConfigurationError
 
@@ -58,7 +58,7 @@ class JudgesEarly(MemoryStore):
 def test_a_store_that_judges_conditions_early_loses_the_race() -> None:
     """The sequential probe finds nothing; the races find each promise, small bodies and large."""
     assert probe_store(JudgesEarly()) == []
-    assert race_conditional_writes(JudgesEarly()) == [
+    assert run_write_races(JudgesEarly()) == [
         "one_create_wins_of_64_bytes",
         "one_create_wins_of_1048577_bytes",
     ]
@@ -66,7 +66,7 @@ def test_a_store_that_judges_conditions_early_loses_the_race() -> None:
 
 def test_a_store_that_fails_with_large_bodies_only_loses_the_race() -> None:
     """Servers store small bodies in another way."""
-    assert race_conditional_writes(JudgesEarly(1 << 20)) == ["one_create_wins_of_1048577_bytes"]
+    assert run_write_races(JudgesEarly(1 << 20)) == ["one_create_wins_of_1048577_bytes"]
 
 
 def test_only_a_swap_that_two_writers_win_is_named() -> None:
@@ -76,7 +76,7 @@ def test_only_a_swap_that_two_writers_win_is_named() -> None:
         def create(self, key: str, data: bytes) -> str:
             return MemoryStore.create(self, key, data)
 
-    assert race_conditional_writes(SwapsEarly(1 << 20)) == ["one_swap_wins_of_1048577_bytes"]
+    assert run_write_races(SwapsEarly(1 << 20)) == ["one_swap_wins_of_1048577_bytes"]
 
 
 def test_a_race_without_an_answer_is_no_verdict() -> None:
@@ -87,7 +87,7 @@ def test_a_race_without_an_answer_is_no_verdict() -> None:
             raise OutcomeUnknownError("no answer", code="x")
 
     with pytest.raises(OutcomeUnknownError):
-        race_conditional_writes(Silent())
+        run_write_races(Silent())
 
 
 class Bucket(S3Store):
@@ -113,7 +113,7 @@ def test_writers_are_raced_once_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
         races.append(store)
         return []
 
-    monkeypatch.setattr(store_probe, "race_conditional_writes", race)
+    monkeypatch.setattr(store_probe, "run_write_races", race)
     for _ in range(3):
         require_atomic_writes(bucket)
     assert len(races) == 1
@@ -125,7 +125,7 @@ def test_writers_are_raced_once_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_lost_a_race_is_refused_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No verdict is kept, and the error names the promise."""
     bucket = Bucket()
-    monkeypatch.setattr(store_probe, "race_conditional_writes", lambda _: ["one_create_wins"])
+    monkeypatch.setattr(store_probe, "run_write_races", lambda _: ["one_create_wins"])
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="one_create_wins"):
             require_atomic_writes(bucket)

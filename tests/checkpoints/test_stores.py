@@ -35,8 +35,8 @@ from tidegate.checkpoints.store import (
 )
 from tidegate.checkpoints.store_probe import (
     probe_store,
-    race_conditional_writes,
     require_honest_store,
+    run_write_races,
 )
 from tidegate.errors import ConfigurationError
 
@@ -193,7 +193,7 @@ def test_every_store_of_ours_is_honest(store: Store) -> None:
     """The probe finds all promises kept and leaves nothing behind."""
     require_honest_store(store)
     assert probe_store(store) == []
-    assert race_conditional_writes(store) == []
+    assert run_write_races(store) == []
     assert list(store.list_objects("")) == []
 
 
