@@ -27,7 +27,14 @@ from typing import Any
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.driver_reports import DriverLog, delete_old_logs, read_log_tail
+from tidegate.checkpoints.driver_reports import (
+    DriverLog,
+    DriverStatus,
+    delete_old_logs,
+    read_log_tail,
+    read_status,
+    write_status,
+)
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
@@ -265,8 +272,7 @@ class StreamOperator(PipelineOperator):
             token = lease.token if lease else 0
             return self._defer_to_trigger(None, token, budget, memory, waiting)
         if lease is None:
-            # The report of a driver whose store was wiped would be taken for that of the next one.
-            store.delete(BucketLayout(self.pipeline).status_key)
+            _forget_report(store, self.pipeline)
         # A standby takes the free lease by itself, and then needs a standby of its own.
         launched = standby or self._launch(budget)
         waiting = [self._launch(budget)] if wanted else None
@@ -350,6 +356,15 @@ def refuse_wiped_bucket(store: Store, pipeline: str, memory: RunMemory) -> None:
         raise BUCKET_WIPED(pipeline=pipeline, change=change)
     if desired is None:
         raise BUCKET_WIPED(pipeline=pipeline, change="its desired.json is gone")
+
+
+def _forget_report(store: Store, pipeline: str) -> None:
+    """Replace the report of a driver whose lease was wiped: it says nothing of the next one.
+
+    The report is overwritten, because the keys of drivers and Airflow may delete no document.
+    """
+    if read_status(store, pipeline) is not None:
+        write_status(store, pipeline, DriverStatus(token=0, driver="", step="", at=0))
 
 
 def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:

@@ -218,7 +218,16 @@ def test_the_last_words_of_a_wiped_stream_are_not_those_of_the_next(store: Store
     write_status(store, "p", status)
     execute_stream()
     assert len(NotingLauncher.started) == 1
-    assert read_status(store, "p") is None
+    found = read_status(store, "p")
+    assert found is not None
+    assert (found.token, found.body) == (0, {})  # below every token that a driver can have
+
+
+def test_a_first_start_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that serve Airflow may delete no document of a pipeline."""
+    monkeypatch.setattr(type(store), "delete", lambda *_: pytest.fail("it deletes an object"))
+    execute_stream()
+    assert len(NotingLauncher.started) == 1
 
 
 def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
