@@ -6,7 +6,9 @@ That starts a stream without a driver. A driver without a run (its run was delet
 the triggerer was down) is adopted by the new one.
 """
 
+import re
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -131,6 +133,13 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
     return True, "should run and does not: starting it"
 
 
+def _make_request_name(run_id: str) -> str:
+    """Return a name for the request of a run; a run id may have characters that a key may not."""
+    name = re.sub(r"[^A-Za-z0-9_.:@+-]", "_", run_id)
+    # Two ids that differ only in such a character must not share one request.
+    return name[-60:] if name == run_id else sha256(run_id.encode()).hexdigest()[:32]
+
+
 class StopOperator(PipelineOperator):
     """Lets the driver seal what it has read, and waits for its end; then nothing starts the stream.
 
@@ -161,9 +170,9 @@ class StopOperator(PipelineOperator):
             token = self._choose_token(context, store)
             said = terminate_driver(store, self.pipeline, token, self.log.info)
             return {"pipeline": self.pipeline, "said": said}
-        # First of all, or the trigger and the sweep would replace the driver that is stopped next.
+        order = StopOrder(who, self.reason, asker=_make_request_name(str(context["run_id"])))
+        # Before the stop, or the trigger and the sweep would replace the driver that is stopped.
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
-        order = StopOrder(who, self.reason, asker=str(context["run_id"])[-60:])
         said = stop_driver(store, self.pipeline, order, say=self.log.info)
         self.log.info("%s", said)
         return {"pipeline": self.pipeline, "said": said}
