@@ -19,6 +19,7 @@ from tidegate.json_types import JsonObject
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .pipeline_operator import PipelineOperator, PipelineTrigger
+from .store_guard import find_looks
 
 _SEAL_POLL_SECONDS = 5.0
 _MAX_SLOTS_PER_LOOK = 200  # epochs read in one look; each costs a GET
@@ -62,14 +63,15 @@ class SealTrigger(PipelineTrigger, BaseEventTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield events as long as the triggerer runs this."""
-        log = SlotLog(await asyncio.to_thread(self.open_store), self.pipeline)
+        looks = find_looks(await asyncio.to_thread(self.open_store))
+        log = SlotLog(looks.store, self.pipeline)
         before = await asyncio.to_thread(self._load_last_position)
         saved = before
         # Sleep first: a stream that has just begun has nothing to check yet.
         await asyncio.sleep(self.every)
         while True:
             reported = False
-            for position, events in await asyncio.to_thread(self.find_events, log, before):
+            for position, events in await looks.run(self.find_events, log, before):
                 before = position
                 for event in events:
                     reported = True

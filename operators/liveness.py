@@ -7,14 +7,16 @@
         finished, stopped, failed
                   the driver reported it, or its exit code says so
 
-No rule compares the clocks of two hosts: the observer times silence and standstill on its own.
+No rule compares the clocks of two hosts: the observer times silence and standstill on its own. The
+time in which the store did not answer counts neither for nor against a driver.
 """
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from tidegate.checkpoints.driver_reports import DriverStatus, read_log_tail
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -72,6 +74,8 @@ class LivenessSample:
         log_error: that process ended with this error, as its log in the bucket says; for a process
             on another host, whose exit code is not to be seen here.
         launched_for: seconds since the observer began, which was right after the launch.
+
+    `still_for` and `launched_for` leave out the time in which the store did not answer.
     """
 
     driver: DriverOverview
@@ -94,6 +98,9 @@ class Observation:
         token: of the lease at that time; 0 without a lease.
         error: as the driver reported it (`TidegateError.as_dict`), for FAILED.
         standby_missing: a driver runs, and the standby that should wait does not run.
+        evidence: what the look saw of the driver; a later look that sees something else has seen
+            it alive. Empty in events of older triggers.
+        floor: of the observer at that time; 0 in events of older triggers.
     """
 
     state: PipelineState
@@ -101,6 +108,8 @@ class Observation:
     token: int = 0
     error: JsonObject = field(default_factory=dict)
     standby_missing: bool = False
+    evidence: list[Any] = field(default_factory=list)
+    floor: int = 0
 
     def as_dict(self) -> JsonObject:
         """Return the payload of the trigger's event."""
@@ -112,8 +121,54 @@ class Observation:
         live = data["state"] == PipelineState.RUNNING.word_for("event")
         state = PipelineState.RUNNING if live else PipelineState(data["state"])
         # Events of a trigger that was made by an older version say nothing about a standby.
-        missing = bool(data.get("standby_missing"))
-        return cls(state, str(data["why"]), int(data["token"]), dict(data["error"]), missing)
+        missing, evidence = bool(data.get("standby_missing")), list(data.get("evidence") or ())
+        token, error, floor = int(data["token"]), dict(data["error"]), int(data.get("floor") or 0)
+        return cls(state, str(data["why"]), token, error, missing, evidence, floor)
+
+    def is_refuted_by(self, driver: DriverOverview) -> bool:
+        """Whether a later look shows that the driver lives, or that another one drives by now."""
+        lease = driver.lease
+        if self.state not in (PipelineState.STALLED, PipelineState.LOST):
+            return False
+        if lease is None or lease.is_free:
+            return False
+        if lease.token > self.token:
+            return True
+        # A driver that hangs may renew its lease, and one that is lost may have reported before.
+        shown = {"lease": lease.etag, "progress": find_progress(driver)}
+        return bool(self.evidence) and shown[self.evidence[0]] != self.evidence[1]
+
+
+def find_progress(driver: DriverOverview) -> list[Any] | None:
+    """Return what changes whenever the driver finishes a step; None without a report."""
+    report = driver.last_report
+    facts = [driver.last_facts.get(name) for name in ("state", "step_since", "checkpoint")]
+    return [report.token, report.step, *facts] if report else None
+
+
+class AnsweredTime:
+    """A clock that stands still while the store does not answer.
+
+    What happens in that time says nothing of a driver: it may have been unable to report.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._away = 0.0
+        self._away_since: float | None = None
+
+    def note(self, began: float, *, answered: bool) -> None:
+        """Note whether the store answered a look, which began then by the clock."""
+        if not answered and self._away_since is None:
+            self._away_since = began
+        elif answered and self._away_since is not None:
+            self._away += began - self._away_since
+            self._away_since = None
+
+    def monotonic(self) -> float:
+        """Return seconds, without those in which the store did not answer."""
+        now = self._clock.monotonic() if self._away_since is None else self._away_since
+        return now - self._away
 
 
 class ChangeTimer:
@@ -156,7 +211,12 @@ def judge_liveness(seen: LivenessSample, limits: LivenessLimits) -> Observation:
         return _judge_starting(seen, limits, token)
     if seen.exit_code is not None:
         return _conclude_from_exit_code(seen.exit_code, token)
-    return Observation(PipelineState.LOST, _explain_loss(lease, seen.silent_for), token)
+    why, evidence = _explain_loss(lease, seen.silent_for), _note_lease(lease)
+    return Observation(PipelineState.LOST, why, token, evidence=evidence)
+
+
+def _note_lease(lease: LeaseView | None) -> list[Any]:
+    return ["lease", lease.etag if lease else None]
 
 
 def _is_lease_held(lease: LeaseView, seen: LivenessSample, limits: LivenessLimits) -> bool:
@@ -179,7 +239,8 @@ def _judge_holder(lease: LeaseView, seen: LivenessSample, limits: LivenessLimits
     if seen.still_for > limit:
         step = report.step if report else "an unknown step"
         why = f"{holder} holds the lease but has been in {step} for {seen.still_for:.0f} s"
-        return Observation(PipelineState.STALLED, why, lease.token)
+        evidence = ["progress", find_progress(seen.driver)]
+        return Observation(PipelineState.STALLED, why, lease.token, evidence=evidence)
     return Observation(
         PipelineState.RUNNING, f"{holder} drives with token {lease.token}", lease.token
     )
@@ -194,7 +255,7 @@ def _judge_starting(seen: LivenessSample, limits: LivenessLimits, token: int) ->
     else:
         state = PipelineState.RUNNING
         why = f"the driver is starting ({seen.launched_for:.0f} s)"
-    return Observation(state, why, token)
+    return Observation(state, why, token, evidence=_note_lease(seen.driver.lease))
 
 
 def _conclude_from_report(state: PipelineState, report: DriverStatus, token: int) -> Observation:
@@ -268,7 +329,8 @@ class StreamObserver:
         self._progress = ChangeTimer()
         self._unreadable_since: float | None = None
         self._log_read_at = clock.monotonic()
-        self._begun = clock.monotonic()
+        self._answered = AnsweredTime(clock)
+        self._begun = self._answered.monotonic()
 
     def observe(self) -> Observation | None:
         """Look once; None while the state is not known.
@@ -276,37 +338,36 @@ class StreamObserver:
         That is while the store does not answer, and for five minutes while it refuses or a document
         is not readable: keys may be renewed, and a newer version may be rolled back. Then FAILED.
         """
+        began = self._clock.monotonic()
         try:
             driver = read_driver(self._store, self._pipeline, self._lease)
         except TransientError:
+            self._answered.note(began, answered=False)
             # The driver could not renew its lease either: its silence is timed from the store's
             # return on.
             self._lease = LeaseObserver(self._store, self._pipeline, self._clock)
             self.seen = None
             return None
         except TidegateError as error:
+            self._answered.note(began, answered=True)
             self.seen = None
             return self.tolerate(error)
+        self._answered.note(began, answered=True)
         self._unreadable_since = None
         if driver.lease is not None and not driver.lease.is_free:
             self.floor = max(self.floor, driver.lease.token)
-        now, report = self._clock.monotonic(), driver.last_report
-        # What changes whenever the driver finishes a step.
-        names = ("state", "step_since", "checkpoint")
-        facts = [driver.last_facts.get(name) for name in names]
-        progress = report and [report.token, report.step, *facts]
-        launched = self._launched
+        now, launched = self._answered.monotonic(), self._launched
         self.seen = LivenessSample(
             driver=driver,
             silent_for=self._lease.silent_seconds,
             floor=self.floor,
-            still_for=self._progress.seconds_unchanged(progress, now),
+            still_for=self._progress.seconds_unchanged(find_progress(driver), now),
             process_alive=launched is not None and launched.is_alive(),
             exit_code=launched.read_exit_code() if launched else None,
-            log_error=self._read_log_error(driver.lease, now),
+            log_error=self._read_log_error(driver.lease, self._clock.monotonic()),
             launched_for=now - self._begun,
         )
-        return judge_liveness(self.seen, self._limits)
+        return replace(judge_liveness(self.seen, self._limits), floor=self.floor)
 
     def _read_log_error(self, lease: LeaseView | None, now: float) -> JsonObject | None:
         """The error of a launched driver on another host that ended before it had the lease."""
@@ -330,7 +391,7 @@ class StreamObserver:
 
     def tolerate(self, error: TidegateError) -> Observation | None:
         """Return None at first; FAILED with this error when it has lasted `UNREADABLE_PATIENCE`."""
-        now = self._clock.monotonic()
+        now = self._answered.monotonic()
         if self._unreadable_since is None:
             self._unreadable_since = now
         lasted = now - self._unreadable_since

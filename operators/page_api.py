@@ -33,7 +33,6 @@ from fastapi.responses import JSONResponse, Response
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
-from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.jobs.spec.spec_masks import mask_spec_lines
@@ -47,6 +46,7 @@ from .airflow_db import (
 from .child_processes import ResultsProcess
 from .errors import NO_SPEC_FILE, NO_STREAM, PAGE_BUSY
 from .store_access import StoreAccess
+from .store_guard import shorten_patience
 from .stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
@@ -86,7 +86,6 @@ PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]
 # of running tasks. So a bucket that does not answer must never hold more than a few of them.
 MAX_REQUESTS = 4
 _QUEUE_PATIENCE = 5.0  # seconds; the page asks again after a while
-_STORE_BUDGET = 3.0  # seconds for one request to a bucket; drivers wait longer
 _RUNS_IN_TIMELINE = 60
 _FAILURE_KEPT = 5.0  # seconds in which a bucket that did not answer is not asked again
 
@@ -183,7 +182,7 @@ class _PageServices:
         with self._lock:
             if conn_id not in self._stores:
                 results = self._open_results(self.airflow.resolve_access(conn_id))
-                store = _shorten_patience(self.airflow.open_store(conn_id))
+                store = shorten_patience(self.airflow.open_store(conn_id))
                 self._stores[conn_id] = _PageStore(store, results)
             return self._stores[conn_id]
 
@@ -392,15 +391,6 @@ def show_results(
     name = f"{parse_pipeline_name(dag_id)}-{request.query_params.get('table')}.csv"
     headers = {"Content-Disposition": f'attachment; filename="{name}"', **_COMMON_HEADERS}
     return Response(found["csv"], media_type="text/csv", headers=headers)
-
-
-def _shorten_patience(store: Store) -> Store:
-    """The same store with a client that gives up soon."""
-    if not isinstance(store, S3Store):
-        return store
-    # The page asks again after a few seconds, so a short time-out costs only one refresh.
-    waits = {"budget": _STORE_BUDGET, "connect_timeout": 1.0, "read_timeout": _STORE_BUDGET}
-    return S3Store(store.settings.model_copy(update=waits))
 
 
 def _serve_file(name: str, request: Request) -> Response:

@@ -61,6 +61,7 @@ from .errors import (
     NO_EPOCH_AFTER_RESTORE,
     PIN_WITHOUT_NAME,
     RESTORE_NOT_APPROVED,
+    RUN_ID_USED,
 )
 from .pipeline_operator import (
     ACTIVE_RUN_STATES,
@@ -147,14 +148,16 @@ class RecoverOperator(ReportRestoreOperator):
 
         Raises:
             ConfigurationError: the approval is missing or does not hold, the checkpoint is unknown
-                or condemned, or a sink cannot follow.
+                or condemned, a sink cannot follow, or another run with this id has restored.
             PoisonError: the checkpoint is damaged or retired.
             TransientError: the store did not answer.
         """
         log = self.open_log()
         request = str(context["run_id"])
-        fork = _find_fork_of_run(log, request)
+        # A dry run never restores, so it has nothing to go on with.
+        fork = None if self.dry_run_only == "True" else _find_fork_of_run(log, request)
         if fork is not None:  # a retry after the PUT must not restore twice
+            self._refuse_other_restore(log, fork, get_requester(context))
             # Do what a try that was killed after the PUT left out. Otherwise the stream would stay
             # in recovery until the sweep gives it up.
             desired = read_desired_state(log.store, self.pipeline)
@@ -206,6 +209,24 @@ class RecoverOperator(ReportRestoreOperator):
             seconds=event["seconds"],
             stream_dag=f"{self.pipeline}.stream",
         )
+
+    def _refuse_other_restore(self, log: SlotLog, fork: ForkRecord, who: str) -> None:
+        """Refuse a run whose id another run had before it, and which asks for something else.
+
+        Airflow lets an id be used again when its run was deleted, or its database lost.
+        """
+        # A condition such as `latest` finds another checkpoint after the restore than before it.
+        asked = fork.recover_to
+        if self.checkpoint not in ("latest", "latest_healthy"):
+            asked = str(CheckpointCatalog(log).resolve(self.checkpoint))
+        if (asked, who) != (fork.recover_to, fork.who):
+            raise RUN_ID_USED(
+                pipeline=self.pipeline,
+                run=fork.request_id,
+                checkpoint=fork.recover_to,
+                who=fork.who,
+                dag_id=self.dag_id,
+            )
 
     def _restore(self, context: Any, log: SlotLog, request: str) -> RestorePlan | None:
         """Steps 1 to 4; returns the plan of a dry run."""

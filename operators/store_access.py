@@ -76,14 +76,18 @@ class StoreAccess:
     def open_shared(self) -> Store:
         """Open the store once per process, because each S3 client costs 10 MB.
 
-        See docs/decisions/0060-triggers-share-one-store-client.md.
+        It gives up soon, because its users look again after a moment. See
+        docs/decisions/0060-triggers-share-one-store-client.md.
         """
         return _open_cached_store(self.url, tuple(sorted(self.environment.items())))
 
 
 @cache
 def _open_cached_store(url: str, environment: tuple[tuple[str, str], ...]) -> Store:
-    return StoreAccess(url, dict(environment)).open()
+    # Imported here, because `drain_on_exit` needs no client.
+    from .store_guard import shorten_patience
+
+    return shorten_patience(StoreAccess(url, dict(environment)).open())
 
 
 def build_child_environment(

@@ -10,6 +10,9 @@
               live               this run is old enough: the next one adopts the driver, so that
                                  Airflow's history stays readable
 
+Before the task ends a driver that is lost or stalled, it looks again itself. While the store does
+not answer, it touches no driver and goes back to sleep.
+
 The truth stays in the bucket (lease, log, desired.json). Only two things are kept here: what the
 trigger carries, and in Airflow's task state store that this run has set the desired state to run.
 If the bucket has forgotten the stream after that, it was wiped or replaced: an error, not a stop.
@@ -27,7 +30,14 @@ from typing import Any
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
-from tidegate.checkpoints.driver_reports import DriverLog, delete_old_logs, read_log_tail
+from tidegate.checkpoints.driver_reports import (
+    DriverLog,
+    DriverStatus,
+    delete_old_logs,
+    read_log_tail,
+    read_status,
+    write_status,
+)
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
@@ -37,7 +47,7 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_identity import read_identity
-from tidegate.checkpoints.pipeline_overview import PipelineState
+from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState, read_driver
 from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -49,6 +59,7 @@ from .child_processes import build_retry_policy, rebuild_error
 from .driver_launch import (
     LaunchedDriver,
     find_standby,
+    is_on_this_host,
     launch_driver,
     make_driver_folder,
     send_signal,
@@ -175,12 +186,24 @@ class StreamOperator(PipelineOperator):
         seen, memory = Observation.from_dict(event), RunMemory(**(past or {}))
         store = self.resolve_access().open()
         self.log.info("%s: %s", event["state"], seen.why)
-        refuse_wiped_bucket(store, self.pipeline, memory)
+        process = LaunchedDriver(**launched) if launched else None
+        try:
+            refuse_wiped_bucket(store, self.pipeline, memory)
+            driver = read_driver(store, self.pipeline)
+        except TransientError as error:
+            self.log.warning("the store does not answer, so nothing is done: %s", error.message)
+            waiting: list[LaunchedDriver] | None = [] if self.supervision.standby else None
+            known = RelaunchBudget(**budget)
+            return self._defer_to_trigger(process, seen.floor or seen.token, known, memory, waiting)
+        if seen.is_refuted_by(driver):
+            # The event took some seconds to come here, in which the driver has gone on.
+            self.log.info("looked again: a driver lives, so nothing is ended")
+            self._end_if_replaced(process, driver)
+            return self._adopt_or_launch(store, RelaunchBudget(**budget), memory)
         if seen.state is PipelineState.RUNNING:
             if seen.standby_missing:
                 return self._adopt_or_launch(store, RelaunchBudget(**budget), memory)
             return self._hand_over_driver(context, seen.why)
-        process = LaunchedDriver(**launched) if launched else None
         self._show_driver_log(store, process)
         self._keep_intended_end(store, seen)
         if seen.state is PipelineState.FINISHED:
@@ -192,8 +215,19 @@ class StreamOperator(PipelineOperator):
             error = rebuild_error(seen.error)
             self.log.error("%s", error)
             raise error
+        return self._replace_driver(store, seen, process, RelaunchBudget(**budget), memory)
+
+    def _replace_driver(
+        self,
+        store: Store,
+        seen: Observation,
+        process: LaunchedDriver | None,
+        budget: RelaunchBudget,
+        memory: RunMemory,
+    ) -> JsonObject:
+        """End what is left of a driver, and launch the next one."""
         newest = _read_newest_checkpoint(store, self.pipeline)
-        remaining = RelaunchBudget(**budget).after_loss(newest)
+        remaining = budget.after_loss(newest)
         if remaining.exhausted:
             log = process.log if process else "on the host that ran it"
             raise DRIVER_LOST(
@@ -205,6 +239,14 @@ class StreamOperator(PipelineOperator):
             if process is not None:
                 send_signal(process.leader, SIGKILL, group=True)
         return self._adopt_or_launch(store, remaining, memory, process)
+
+    def _end_if_replaced(self, process: LaunchedDriver | None, driver: DriverOverview) -> None:
+        """End the rest of a launched driver whose lease another process of this host has taken."""
+        holder = driver.lease.holder if driver.lease else None
+        if process is None or holder is None or not is_on_this_host(holder):
+            return
+        if not process.runs(holder):
+            send_signal(process.leader, SIGKILL, group=True)
 
     def _keep_intended_end(self, store: Store, seen: Observation) -> None:
         """Set the desired state to stopped if the driver finished or a person stopped it."""
@@ -265,8 +307,7 @@ class StreamOperator(PipelineOperator):
             token = lease.token if lease else 0
             return self._defer_to_trigger(None, token, budget, memory, waiting)
         if lease is None:
-            # The report of a driver whose store was wiped would be taken for that of the next one.
-            store.delete(BucketLayout(self.pipeline).status_key)
+            _forget_report(store, self.pipeline)
         # A standby takes the free lease by itself, and then needs a standby of its own.
         launched = standby or self._launch(budget)
         waiting = [self._launch(budget)] if wanted else None
@@ -350,6 +391,15 @@ def refuse_wiped_bucket(store: Store, pipeline: str, memory: RunMemory) -> None:
         raise BUCKET_WIPED(pipeline=pipeline, change=change)
     if desired is None:
         raise BUCKET_WIPED(pipeline=pipeline, change="its desired.json is gone")
+
+
+def _forget_report(store: Store, pipeline: str) -> None:
+    """Replace the report of a driver whose lease was wiped: it says nothing of the next one.
+
+    The report is overwritten, because the keys of drivers and Airflow may delete no document.
+    """
+    if read_status(store, pipeline) is not None:
+        write_status(store, pipeline, DriverStatus(token=0, driver="", step="", at=0))
 
 
 def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:

@@ -6,7 +6,10 @@ That starts a stream without a driver. A driver without a run (its run was delet
 the triggerer was down) is adopted by the new one.
 """
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -18,9 +21,10 @@ from tidegate.checkpoints.driver_requests import (
     read_desired_state,
     set_desired_state,
 )
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TidegateError, TransientError
 
 from .driver_shutdown import StopOrder, stop_driver, terminate_driver
@@ -32,9 +36,30 @@ from .pipeline_operator import (
     get_requester,
 )
 from .store_access import StoreAccess
+from .store_guard import guard_store, shorten_patience
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
+# Seconds. A store that is restarted is back by then, and an outage is reported within minutes.
+_SECOND_LOOK_AFTER = 60.0
 _REPLACED_KEY = "replaced_token"  # begins a key in the task state store
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a sweep found of one pipeline.
+
+    Attributes:
+        why: of the conclusion.
+        start: it needs a run.
+        failed: it could not be judged.
+        unanswered: because the store did not answer.
+    """
+
+    pipeline: str
+    why: str
+    start: bool = False
+    failed: bool = False
+    unanswered: bool = False
 
 
 class SweepOperator(BaseOperator):
@@ -54,36 +79,53 @@ class SweepOperator(BaseOperator):
         self.pipelines, self.conn_id = pipelines, conn_id
 
     def execute(self, context: Any) -> Sequence[str]:
-        """Look at each pipeline, whatever is wrong with the others.
+        """Look at all pipelines side by side, whatever is wrong with the others.
 
-        A recovery that was abandoned is ended, and its pipeline started. The next sweep tries again
-        where the store did not answer. What else could not be read is left to another task, so that
-        the other pipelines are started.
+        A recovery that was abandoned is ended, and its pipeline started. Where the store does not
+        answer, it is asked once more after a minute. What could not be judged is left to another
+        task, so that the other pipelines are started.
         """
-        store = StoreAccess.resolve(self.conn_id).open()
-        to_start, unreadable = [], {}
-        for pipeline in self.pipelines:
-            try:
-                watched, recovering = (
-                    context["ti"].get_dr_count(
-                        dag_id=f"{pipeline}.{kind}", states=ACTIVE_RUN_STATES
-                    )
-                    > 0
-                    for kind in ("stream", "recover")
-                )
-                # With an active run, the recovery is slow but not abandoned.
-                if not recovering:
-                    end_abandoned_recovery(store, pipeline, who="sweep")
-                start, why = decide_start(store, pipeline, watched=watched)
-            except TidegateError as error:
-                start, why = False, error.message
-                if not isinstance(error, TransientError):
-                    unreadable[pipeline] = error.message
-            self.log.info("%s: %s", pipeline, why)
-            if start:
-                to_start.append(f"{pipeline}.stream")
+        # The client gives up soon, and after some failures in a row at once.
+        store = guard_store(shorten_patience(StoreAccess.resolve(self.conn_id).open()))
+        looks = self._look(context, store, self.pipelines)
+        unanswered = [look.pipeline for look in looks if look.unanswered]
+        if unanswered:
+            self.log.info("no answer for %s: once more", ", ".join(unanswered))
+            SYSTEM_CLOCK.sleep(_SECOND_LOOK_AFTER)
+            again = {look.pipeline: look for look in self._look(context, store, unanswered)}
+            looks = [again.get(look.pipeline, look) for look in looks]
+        for look in looks:
+            self.log.info("%s: %s", look.pipeline, look.why)
+        unreadable = {look.pipeline: look.why for look in looks if look.failed}
         context["ti"].xcom_push(key=UNREADABLE_KEY, value=unreadable)
-        return to_start
+        return [f"{look.pipeline}.stream" for look in looks if look.start]
+
+    def _look(self, context: Any, store: Store, pipelines: Sequence[str]) -> list[_Look]:
+        # Airflow is asked first, one question after the other: a task has one line to it.
+        active = [
+            {
+                kind: context["ti"].get_dr_count(
+                    dag_id=f"{pipeline}.{kind}", states=ACTIVE_RUN_STATES
+                )
+                > 0
+                for kind in ("stream", "recover")
+            }
+            for pipeline in pipelines
+        ]
+
+        def judge(asked: tuple[str, dict[str, bool]]) -> _Look:
+            pipeline, runs = asked
+            try:
+                # With an active run, the recovery is slow but not abandoned.
+                if not runs["recover"]:
+                    end_abandoned_recovery(store, pipeline, who="sweep")
+                start, why = decide_start(store, pipeline, watched=runs["stream"])
+            except TidegateError as error:
+                away = isinstance(error, TransientError)
+                return _Look(pipeline, error.message, failed=True, unanswered=away)
+            return _Look(pipeline, why, start=start)
+
+        return map_in_threads(judge, list(zip(pipelines, active, strict=True)))
 
 
 class SweepReportOperator(BaseOperator):
@@ -131,6 +173,13 @@ def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, s
     return True, "should run and does not: starting it"
 
 
+def _make_request_name(run_id: str) -> str:
+    """Return a name for the request of a run; a run id may have characters that a key may not."""
+    name = re.sub(r"[^A-Za-z0-9_.:@+-]", "_", run_id)
+    # Two ids that differ only in such a character must not share one request.
+    return name[-60:] if name == run_id else sha256(run_id.encode()).hexdigest()[:32]
+
+
 class StopOperator(PipelineOperator):
     """Lets the driver seal what it has read, and waits for its end; then nothing starts the stream.
 
@@ -161,9 +210,9 @@ class StopOperator(PipelineOperator):
             token = self._choose_token(context, store)
             said = terminate_driver(store, self.pipeline, token, self.log.info)
             return {"pipeline": self.pipeline, "said": said}
-        # First of all, or the trigger and the sweep would replace the driver that is stopped next.
+        order = StopOrder(who, self.reason, asker=_make_request_name(str(context["run_id"])))
+        # Before the stop, or the trigger and the sweep would replace the driver that is stopped.
         set_desired_state(store, self.pipeline, DesiredState.STOPPED, who=who, why=self.reason)
-        order = StopOrder(who, self.reason, asker=str(context["run_id"])[-60:])
         said = stop_driver(store, self.pipeline, order, say=self.log.info)
         self.log.info("%s", said)
         return {"pipeline": self.pipeline, "said": said}

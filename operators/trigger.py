@@ -30,8 +30,10 @@ from .driver_shutdown import (
     StopTimeouts,
     stop_driver,
 )
-from .liveness import LivenessLimits, LivenessSample, Observation, StreamObserver
+from .liveness import AnsweredTime, LivenessLimits, LivenessSample, Observation, StreamObserver
 from .pipeline_operator import PipelineTrigger
+from .store_access import StoreAccess
+from .store_guard import find_looks
 
 
 def record_look(pipeline: str, seen: LivenessSample | None) -> None:
@@ -116,7 +118,8 @@ class StreamTrigger(PipelineTrigger):
         While a restore is under way, the end of a driver is not reported.
         """
         # Every call that may block runs in a thread: a triggerer has one loop for all triggers.
-        store = await asyncio.to_thread(self.open_store)
+        looks = find_looks(await asyncio.to_thread(self.open_store))
+        store = looks.store
         observer = StreamObserver(
             store,
             self.pipeline,
@@ -127,7 +130,7 @@ class StreamTrigger(PipelineTrigger):
         await asyncio.sleep(_SETTLE_SECONDS)
         try:
             while True:
-                observation = await asyncio.to_thread(self._observe_change, store, observer)
+                observation = await looks.run(self._observe_change, store, observer)
                 record_look(self.pipeline, observer.seen)
                 if observation is not None:
                     break
@@ -217,7 +220,8 @@ class StreamTrigger(PipelineTrigger):
         return [LaunchedDriver(**one) for one in (*(self.standby or ()), self.launched) if one]
 
     def _stop_watched_driver(self, why: str, asker: str) -> None:
-        store = self.open_store()
+        # With a patience of its own: this is asked once, and no one asks again.
+        store = StoreAccess.resolve(self.conn_id).open()
         lease = read_lease(store, self.pipeline)
         if lease is not None and lease.token > self._seen_token:
             self.log.info(
@@ -241,7 +245,8 @@ class EpochTrigger(PipelineTrigger):
     Attributes:
         timeline: of the restore. A later one counts too: then another restore has followed.
         result: of the task, without the seconds.
-        patience: seconds to wait; a triggerer that is restarted begins again.
+        patience: seconds to wait, without those in which the store does not answer; a triggerer
+            that is restarted begins again.
         begins_within: seconds in which a driver has to take the lease; None: do not look.
     """
 
@@ -252,16 +257,23 @@ class EpochTrigger(PipelineTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every second, then yield one event."""
-        store = await asyncio.to_thread(self.open_store)
-        begun = SYSTEM_CLOCK.monotonic()
+        looks = find_looks(await asyncio.to_thread(self.open_store))
+        store = looks.store
+        begun, answered = SYSTEM_CLOCK.monotonic(), AnsweredTime(SYSTEM_CLOCK)
+        waiting_since = answered.monotonic()
         await asyncio.sleep(_SETTLE_SECONDS)
-        while not await asyncio.to_thread(self._has_epoch, SlotLog(store, self.pipeline)):
-            seconds = SYSTEM_CLOCK.monotonic() - begun
+        while True:
+            asked = SYSTEM_CLOCK.monotonic()
+            sealed = await looks.run(self._has_epoch, SlotLog(store, self.pipeline))
+            answered.note(asked, answered=sealed is not None)
+            if sealed:
+                break
+            seconds = answered.monotonic() - waiting_since
             if seconds >= self.patience:
                 yield TriggerEvent({"seconds": self.patience})  # type: ignore[no-untyped-call]
                 return
             if self.begins_within is not None and seconds >= self.begins_within:
-                if await asyncio.to_thread(self._is_driverless, store):
+                if await looks.run(self._is_driverless, store):
                     yield TriggerEvent({"driverless": True})  # type: ignore[no-untyped-call]
                     return
                 self.begins_within = None
@@ -272,11 +284,12 @@ class EpochTrigger(PipelineTrigger):
             xcoms={BaseXCom.XCOM_RETURN_KEY: {**self.result, "seconds": seconds}}
         )
 
-    def _has_epoch(self, log: SlotLog) -> bool:
+    def _has_epoch(self, log: SlotLog) -> bool | None:
+        """Whether the timeline has an epoch; None if the store does not answer."""
         try:
             head = log.head()
         except TransientError:
-            return False
+            return None
         same = head.timeline == self.timeline and head.fork is None
         return same or head.timeline > self.timeline
 

@@ -8,12 +8,17 @@ import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from tests.cli.conftest import Cli
 from tests.cli.shop import OBJECTS, SPEC, Shop
+from tests.operators.supervising import Memory, NotingLauncher
 from tests.servers.minio import RealMinio
 
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.store import StoreDeniedError
@@ -23,7 +28,12 @@ from tidegate.infra.provision import Credentials, grant_policy
 from tidegate.jobs.driver.backfill import make_batch_spec
 from tidegate.jobs.driver.landing_log import LandingLog
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.operations import SupervisionSpec
+from tidegate.operators import recover_and_pin, stream_operator
 from tidegate.operators.child_operators import MaintainOperator
+from tidegate.operators.recover_and_pin import PinOperator, RecoverOperator, ReportRestoreOperator
+from tidegate.operators.stream_operator import StreamOperator
+from tidegate.operators.sweep_operator import StopOperator, SweepOperator
 
 pytestmark = pytest.mark.minio
 
@@ -124,6 +134,45 @@ def test_driver_and_airflow(become: Become, cli: Cli, tmp_path: Path) -> None:
         store.delete(entry.key)
     with pytest.raises(StoreDeniedError):
         store.put("inbox/web/9.parquet", b"x")
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_airflow_from_the_first_start(
+    become: Become, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_over: bool
+) -> None:
+    """Each of Airflow's tasks does its work with a driver's keys, from an empty bucket on.
+
+    Or from one in which a driver's report has outlived its lease.
+    """
+    url = become(Role.DRIVER)
+    store = open_store(url)
+    monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / "home"))
+    for module in (stream_operator, recover_and_pin):
+        monkeypatch.setattr(module, "launch_driver", NotingLauncher.launch)
+    monkeypatch.setattr(RecoverOperator, "_await_first_epoch", lambda *_, **__: 1.0)
+    about: dict[str, Any] = {"pipeline": "shop", "spec": str(tmp_path / "shop.yaml")}
+    person = SimpleNamespace(triggering_user_name="ann")
+    pushed: dict[str, Any] = {}
+    task = SimpleNamespace(
+        get_dr_count=lambda **_: 1,
+        max_tries=2,
+        xcom_push=lambda key, value: pushed.update({key: value}),
+    )
+    context = {"run_id": "r", "ti": task, "dag_run": person, "task_state_store": Memory()}
+    if left_over:
+        write_status(store, "shop", DriverStatus(token=1, driver="d", step="wait", at=1))
+    with pytest.raises(TaskDeferred):
+        StreamOperator(task_id="stream", supervision=SupervisionSpec(), **about).execute(context)
+    shop_of(url, tmp_path).run()
+    SweepOperator(task_id="look", pipelines=["shop"]).execute(context)
+    assert not any(pushed.values())
+    chosen = {"checkpoint": "latest", "reason": "a test", "dry_run_only": "False"}
+    pin = {"action": "pin", "checkpoint": "latest", "name": "kept", "reason": "a test"}
+    ReportRestoreOperator(task_id="report", **chosen, **about).execute(context)
+    assert PinOperator(task_id="pin", **pin, **about).execute(context)["pins"]
+    assert RecoverOperator(task_id="recover", **chosen, **about).execute(context)["timeline"] == 1
+    stop = StopOperator(task_id="stop", reason="a test", replace="False", **about)
+    assert stop.execute(context)["said"] == "no driver was running"
 
 
 def test_operator(become: Become, cli: Cli, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +21,14 @@ from tidegate.checkpoints.driver_requests import (
     RequestKind,
     end_abandoned_recovery,
     list_pending_requests,
+    read_desired_state,
     set_desired_state,
 )
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoredObject
 from tidegate.errors import PoisonError
+from tidegate.operators import sweep_operator
 from tidegate.operators.driver_shutdown import (
     StopOrder,
     StopTimeouts,
@@ -33,6 +36,7 @@ from tidegate.operators.driver_shutdown import (
     terminate_driver,
 )
 from tidegate.operators.sweep_operator import (
+    StopOperator,
     SweepOperator,
     SweepReportOperator,
     decide_start,
@@ -96,6 +100,29 @@ os.kill(jvm.pid, signal.SIGSTOP)
 print(jvm.pid, flush=True)
 time.sleep(600)
 """
+
+
+@pytest.mark.parametrize("run_id", ["manual__2026-11-28T10:00:00+00:00", "stop~1", "x" * 250])
+def test_a_stop_asks_the_driver_whatever_its_run_is_called(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch, run_id: str
+) -> None:
+    """Airflow allows characters that a key may not have. The wish alone would stop no driver."""
+    clock = World(lambda: None)
+    monkeypatch.setattr(sweep_operator, "stop_driver", partial(stop_driver, clock=clock))
+    set_desired_state(empty_store, "p", DesiredState.RUN, who="ann")
+    lease = Lease.acquire(empty_store, "p", ELSEWHERE, clock=clock)
+    asked: list[str] = []
+
+    def drain() -> None:
+        asked.extend(request.id for request in list_pending_requests(empty_store, "p"))
+        lease.release()
+
+    clock.meanwhile = drain
+    stop = StopOperator(task_id="stop", pipeline="p", reason="r", replace="False")
+    context = {"run_id": run_id, "dag_run": SimpleNamespace(triggering_user_name="ann")}
+    assert stop.execute(context)["said"] == "the driver drained and stopped by itself"
+    assert len(asked) == 1
+    assert read_desired_state(empty_store, "p").state is DesiredState.STOPPED
 
 
 def test_a_hung_jvm_does_not_outlive_its_driver(wait_until: Wait) -> None:

@@ -28,7 +28,12 @@ from tidegate.operators.trigger import EpochTrigger
 
 
 def _run(
-    checkpoint: str, *, dry_run: bool = False, active: int = 1, run_id: str = "r"
+    checkpoint: str,
+    *,
+    dry_run: bool = False,
+    active: int = 1,
+    run_id: str = "r",
+    who: str = "ann",
 ) -> dict[str, Any]:
     operator = RecoverOperator(
         task_id="recover",
@@ -38,7 +43,7 @@ def _run(
         reason="a test",
         dry_run_only=str(dry_run),
     )
-    person = SimpleNamespace(triggering_user_name="ann")
+    person = SimpleNamespace(triggering_user_name=who)
     return operator.execute(
         {
             "run_id": run_id,
@@ -70,6 +75,29 @@ def test_a_dry_run_changes_nothing(log: SlotLog) -> None:
     assert (plan["epochs_rewound"], plan["rows"]["read"]) == (3, 30)
     assert log.list_forks() == []
     assert _wish(log.store) is DesiredState.STOPPED
+
+
+@pytest.mark.parametrize("other", ["checkpoint", "person", "both"])
+def test_a_run_id_that_was_used_before_restores_nothing_and_says_so(
+    log: SlotLog, other: str
+) -> None:
+    """Airflow's database was lost, or the run deleted: the id is new to Airflow, not to the bucket."""
+    three, two = checkpoint_id(log, 3), checkpoint_id(log, 2)
+    _run(three)
+    for _ in range(2):
+        seal_epoch(log)
+    who, target = ("ann" if other == "checkpoint" else "bob"), (three if other == "person" else two)
+    with pytest.raises(ConfigurationError, match=f"nothing was restored.*{three} for ann"):
+        _run(target, who=who)
+    assert len(log.list_forks()) == 1
+    (audit,) = read_restore_audits(log.store, "p")
+    assert {step.who for step in audit.steps} == {"ann"}
+
+
+def test_a_dry_run_with_a_used_id_reports(log: SlotLog) -> None:
+    """It changes nothing, so its id does not matter; and it starts no driver."""
+    _run(checkpoint_id(log, 3))
+    assert _run(checkpoint_id(log, 2), dry_run=True, active=0)["dry_run"]
 
 
 def test_a_retry_after_the_fork_does_not_restore_twice(log: SlotLog) -> None:

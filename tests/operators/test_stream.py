@@ -7,10 +7,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
+from tests.manual_clock import ManualClock
 from tests.operators.supervising import (
     HERE,
     Memory,
@@ -21,6 +24,7 @@ from tests.operators.supervising import (
     make_operator,
     resume_stream,
 )
+from tests.servers.memory_store import Fault, MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
@@ -34,12 +38,14 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
+from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators import stream_operator
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.errors import DriverLostError
+from tidegate.operators.liveness import LivenessLimits, StreamObserver
 from tidegate.operators.stream_operator import (
     MAX_RELAUNCHES,
     RelaunchBudget,
@@ -218,7 +224,78 @@ def test_the_last_words_of_a_wiped_stream_are_not_those_of_the_next(store: Store
     write_status(store, "p", status)
     execute_stream()
     assert len(NotingLauncher.started) == 1
-    assert read_status(store, "p") is None
+    found = read_status(store, "p")
+    assert found is not None
+    assert (found.token, found.body) == (0, {})  # below every token that a driver can have
+
+
+def test_a_first_start_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that serve Airflow may delete no document of a pipeline."""
+    monkeypatch.setattr(type(store), "delete", lambda *_: pytest.fail("it deletes an object"))
+    execute_stream()
+    assert len(NotingLauncher.started) == 1
+
+
+def _see_stall(store: Store, lease: Lease, step_since: int = 1) -> dict[str, Any]:
+    """What the trigger reports of a driver that has finished no step for too long."""
+    body = {"state": "running", "step_since": step_since}
+    write_status(
+        store, "p", DriverStatus(token=lease.token, driver="d", step="wait", at=0, body=body)
+    )
+    clock = ManualClock()
+    observer = StreamObserver(
+        store, "p", floor=1, limits=LivenessLimits(lease_margin=9_999), clock=clock
+    )
+    observer.observe()
+    clock.advance(126)
+    found = observer.observe()
+    assert found is not None
+    assert found.state is PipelineState.STALLED
+    return found.as_dict()
+
+
+@pytest.mark.parametrize("alive", ["step", "takeover", "nothing"])
+def test_the_task_looks_again_before_it_ends_a_driver(
+    store: Store, monkeypatch: pytest.MonkeyPatch, alive: str
+) -> None:
+    """A driver that went on while the event was on its way is adopted, and so is its successor."""
+    ended: list[int] = []
+    monkeypatch.setattr(
+        stream_operator, "terminate_driver", lambda _store, _name, token, _say: ended.append(token)
+    )
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    lease = Lease.acquire(store, "p", HERE)
+    event = _see_stall(store, lease)
+    if alive == "step":
+        _see_stall(store, lease, step_since=2)
+    if alive == "takeover":
+        lease.release()
+        Lease.acquire(store, "p", HERE)
+    with pytest.raises(TaskDeferred) as deferred:
+        make_operator().resume(make_context(), event, None, asdict(RelaunchBudget()))
+    assert ended == ([lease.token] if alive == "nothing" else [])
+    assert deferred.value.trigger.floor == lease.token + (alive == "takeover")
+    assert deferred.value.kwargs["budget"]["relaunches"] == (alive == "nothing")
+
+
+@pytest.mark.parametrize("state", ["stalled", "lost", "failed", "stopped", "finished", "live"])
+def test_no_task_ends_while_the_store_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The task sleeps again, and touches no driver."""
+    monkeypatch.setattr(
+        stream_operator, "terminate_driver", lambda *_: pytest.fail("it ends a driver")
+    )
+    event = {**make_event(state, {}), "floor": 2}
+    away = MemoryStore(hook=lambda _: Fault.REFUSED)
+    monkeypatch.setattr(
+        StreamOperator, "resolve_access", lambda _: SimpleNamespace(open=lambda: away)
+    )
+    process = LaunchedDriver("a", "/nowhere/log", HERE, "/nowhere/exit").as_dict()
+    with pytest.raises(TaskDeferred) as deferred:
+        make_operator().resume(make_context(), event, process, asdict(RelaunchBudget()))
+    assert NotingLauncher.started == []
+    assert (deferred.value.trigger.floor, deferred.value.trigger.launched) == (2, process)
 
 
 def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:

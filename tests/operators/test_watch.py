@@ -200,6 +200,67 @@ def test_an_outage_of_the_store_is_not_held_against_the_driver() -> None:
     assert lost.state is PipelineState.LOST
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_time_without_an_answer_counts_neither_for_nor_against_a_driver(
+    tmp_path: Path, launched: bool
+) -> None:
+    """An outage longer than `stall_after` and `start_timeout` changes no verdict, and hides none.
+
+    The driver could not report, so its last report is as old as the outage when the store returns.
+    """
+    clock, bucket, away = ManualClock(), MemoryBucket(), [False]
+    store = MemoryStore(bucket)
+    process = LaunchedDriver("a", "/log", ProcessIdentity.this_process(), str(tmp_path / "a.exit"))
+    if not launched:
+        Lease.acquire(store, "p", ELSEWHERE, clock=clock)
+        body = {"state": "running", "step_since": 1}
+        write_status(store, "p", DriverStatus(token=1, driver="d", step="wait", at=0, body=body))
+    observer = StreamObserver(
+        MemoryStore(bucket, hook=lambda _: Fault.REFUSED if away[0] else None),
+        "p",
+        floor=1,
+        launched=process if launched else None,
+        limits=LivenessLimits(start_timeout=120, stall_after=120, lease_margin=9_999),
+        clock=clock,
+    )
+
+    def look(seconds: float) -> PipelineState | None:
+        clock.advance(seconds)
+        found = observer.observe()
+        return found.state if found else None
+
+    assert look(0) is PipelineState.RUNNING
+    assert look(100) is PipelineState.RUNNING
+    away[0] = True
+    assert [look(2), look(600), look(600)] == [None, None, None]
+    away[0] = False
+    assert look(5) is PipelineState.RUNNING
+    assert look(10) is PipelineState.RUNNING
+    assert look(10) is PipelineState.STALLED
+
+
+def test_a_flapping_store_does_not_hide_a_stalled_driver() -> None:
+    """Every second look fails: the time before such a look still counts."""
+    clock, bucket, looks = ManualClock(), MemoryBucket(), [0]
+    store = MemoryStore(bucket)
+    Lease.acquire(store, "p", ELSEWHERE, clock=clock)
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="wait", at=0, body={}))
+    observer = StreamObserver(
+        MemoryStore(bucket, hook=lambda _: Fault.REFUSED if looks[0] % 2 else None),
+        "p",
+        floor=1,
+        limits=LivenessLimits(lease_margin=9_999),
+        clock=clock,
+    )
+    states = set()
+    for _ in range(200):
+        looks[0] += 1
+        clock.advance(2)
+        found = observer.observe()
+        states.add(found.state if found else None)
+    assert PipelineState.STALLED in states
+
+
 def test_an_unreadable_bucket_is_a_failure_only_when_it_lasts() -> None:
     """A refusal may be an expired key, and a document of a newer version may be rolled back."""
     clock, store = ManualClock(), MemoryStore()
