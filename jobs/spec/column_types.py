@@ -34,8 +34,8 @@ def derive_table_types(spec: PipelineSpec) -> dict[str, dict[str, str]]:
     """Return table -> column -> type, for the tables whose columns the user chooses.
 
     The late table has the columns of the events table. Where the spec does not tell the type of an
-    aggregate, the aggregate itself stands for it: the same text over the same columns has the same
-    type.
+    aggregate, it is replaced by the text of the aggregate: the same text over the same columns has
+    the same type.
     """
     tables = {EVENTS: dict(spec.row_columns)}
     for name, window in spec.windows.items():

@@ -63,7 +63,7 @@ def test_the_nearest_section_decides() -> None:
 
 
 def test_what_the_digest_leaves_out_is_not_compared() -> None:
-    """A change of these is no other spec for a driver, so the table must not judge it."""
+    """A driver does not notice a change of these, so the table must not judge it."""
     for names in list_spec_fields(PipelineSpec):
         is_apart = names[0] in NON_DATA_SECTIONS or names[-1] in {
             "outputs.layout",
