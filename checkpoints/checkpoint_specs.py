@@ -20,6 +20,14 @@ from tidegate.jobs.spec.spec_changes import (
     compare_specs,
     compare_table_types,
 )
+from tidegate.jobs.spec.spec_plan import (
+    PlanRow,
+    PlanVerdict,
+    RestoreOffer,
+    SpecPlan,
+    make_plan,
+    make_plan_row,
+)
 
 from .bucket_layout import BucketLayout, CheckpointId
 from .manifest import Manifest
@@ -177,8 +185,7 @@ def require_fitting_tables(log: SlotLog, spec: PipelineSpec) -> None:
     Raises:
         ConfigurationError: a column has another type than an earlier spec gave it.
     """
-    specs = [*SealedSpecs(log.store, spec).by_digest.values()]
-    found = compare_table_types(mask_secrets(spec), SpecHistory(specs))
+    found = _list_table_conflicts(log, spec)
     _refuse_changes(
         spec, "the tables", found, lambda: "take the change back, or follow the advice above;"
     )
@@ -239,3 +246,54 @@ def find_fitting_checkpoint(
     history = SpecHistory([*sealed.by_digest.values()])
     found = compare_specs(mask_secrets(old), mask_secrets(spec), LiveState(), history)
     return None if _select_refused(found) else BEGINNING
+
+
+def plan_against_log(log: SlotLog, spec: PipelineSpec) -> SpecPlan:
+    """Return what a spec would do to the state of a pipeline. Only reads.
+
+    The driver judges by the same rules when it starts.
+    """
+    head = log.head()
+    manifest = head.record
+    if manifest is None:
+        return _plan_beginning(log, spec, has_tables=head.fork is not None)
+    against = str(manifest.id)
+    sealed = SealedSpecs(log.store, spec)
+    found = _compare_with_sealed(log, spec, manifest, sealed)
+    if found is None:
+        why = f"the spec that wrote {against} was not kept"
+        return SpecPlan(spec.name, against, (PlanRow("the spec", PlanVerdict.DEPENDS, why),))
+    old = sealed.by_digest.get(manifest.spec_digest, spec)
+    offer = None
+    if _select_refused(found):
+        target = find_fitting_checkpoint(log, spec, manifest, sealed)
+        if target is not None:
+            offer = RestoreOffer(str(target), manifest.counters.read - _count_read(log, target))
+    rows = [make_plan_row(one, old, spec, is_restorable=offer is not None) for one in found]
+    return make_plan(old, spec, against, rows, offer)
+
+
+def _plan_beginning(log: SlotLog, spec: PipelineSpec, *, has_tables: bool) -> SpecPlan:
+    """The plan of a pipeline that has no state: it was never started, or is at the beginning."""
+    found = _list_table_conflicts(log, spec) if has_tables else []
+    rows = [make_plan_row(one, spec, spec) for one in found]
+    begins = PlanRow(
+        spec.name,
+        PlanVerdict.BEGINS,
+        "nothing is sealed: every source is read from its beginning",
+        None,
+        spec.table_names,
+    )
+    return SpecPlan(spec.name, None, (*rows, begins))
+
+
+def _count_read(log: SlotLog, target: CheckpointId | str) -> int:
+    """Rows that were read up to a checkpoint."""
+    if not isinstance(target, CheckpointId):
+        return 0
+    return log.open_checkpoint(target).epoch.counters.read
+
+
+def _list_table_conflicts(log: SlotLog, spec: PipelineSpec) -> list[SpecChange]:
+    specs = [*SealedSpecs(log.store, spec).by_digest.values()]
+    return compare_table_types(mask_secrets(spec), SpecHistory(specs))

@@ -14,6 +14,8 @@ from .window_specs import Aggregate, AggregateFunction
 
 COLUMN_NAME: Final = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
 """A column in Spark SQL: its name is one of the groups."""
+DUCKDB_TYPES: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}
+"""Declared type and DuckDB's name of it, where they differ."""
 _ARITHMETIC = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
 _COUNTS = (
     AggregateFunction.COUNT,

@@ -119,7 +119,7 @@ def _iterate_texts(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[A
 
 
 def _is_below(place: tuple[int | str, ...], patterns: Iterable[str]) -> bool:
-    """Whether a place is one of these, or below one of them; `*` stands for any name."""
+    """Whether a place is one of these, or below one of them; `*` is any name."""
     for pattern in patterns:
         parts = pattern.split(".")
         if len(place) >= len(parts) and all(

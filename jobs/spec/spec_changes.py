@@ -307,8 +307,7 @@ class _SpecComparison:
             elif waiting and right is None:
                 yield _make_refused_change(
                     what,
-                    f"{waiting:,} rows of the old shape wait in the order buffer:"
-                    f" {_RESTART_ADVICE}",
+                    f"rows of the old shape wait in the order buffer: {_RESTART_ADVICE}",
                 )
             else:
                 yield _make_kept_change(
