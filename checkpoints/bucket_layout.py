@@ -215,9 +215,18 @@ class BucketLayout:
         """Folder of the log of one driver process."""
         return f"{self.logs_prefix}{require_name(attempt, 'attempt')}/"
 
+    @property
+    def specs_prefix(self) -> str:
+        """Prefix of the specs that have written checkpoints."""
+        return f"{self.pipeline}/specs/"
+
     def spec_key(self, digest: str) -> str:
         """Key of the spec with this digest."""
-        return f"{self.pipeline}/specs/{digest}.json"
+        return f"{self.specs_prefix}{digest}.json"
+
+    def parse_spec_key(self, key: str) -> str:
+        """Return the digest in the key of a spec."""
+        return key.removeprefix(self.specs_prefix).removesuffix(".json")
 
     def sink_position_key(self, sink: str) -> str:
         """Key of the position up to which a sink has followed the log."""

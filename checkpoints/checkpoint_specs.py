@@ -3,19 +3,39 @@
 A spec is stored in the bucket under its digest, which the manifests name.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from itertools import islice
+from typing import Final
 
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.field_rules import ChangeEffect
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, SpecChange, compare_specs
+from tidegate.jobs.spec.spec_changes import (
+    LiveState,
+    SpecChange,
+    SpecHistory,
+    compare_specs,
+    compare_table_types,
+)
 from tidegate.jobs.spec.spec_masks import mask_secrets
+from tidegate.jobs.spec.spec_plan import (
+    PlanRow,
+    PlanVerdict,
+    RestoreOffer,
+    SpecPlan,
+    make_plan,
+    make_plan_row,
+)
 
-from .bucket_layout import BucketLayout
+from .bucket_layout import BucketLayout, CheckpointId
 from .manifest import Manifest
 from .slot_log import SlotLog
 from .store import NotFoundError, PreconditionFailedError, Store
 
+BEGINNING: Final = "beginning"
+"""Where a pipeline has no state; a restore to it reads every row again."""
 _MAX_CHECKPOINTS_SEARCHED = (
     200  # checkpoints before the one asked for: a second or two, while a person waits
 )
@@ -56,13 +76,82 @@ def compare_spec_with_checkpoint(
     """
     if manifest.spec_digest == spec.digest():
         return []
-    old = read_spec(store, spec.name, manifest.spec_digest)
+    return _compare_with_sealed(SlotLog(store, spec.name), spec, manifest, SealedSpecs(store, spec))
+
+
+class SealedSpecs:
+    """The specs that wrote checkpoints of a pipeline, also those of other timelines.
+
+    Attributes:
+        by_digest: digest and spec, secrets masked. Read when it is first asked for.
+    """
+
+    def __init__(self, store: Store, spec: PipelineSpec) -> None:
+        self._store, self._pipeline = store, spec.name
+
+    @cached_property
+    def by_digest(self) -> dict[str, PipelineSpec]:
+        """Those that this version can read."""
+        layout = BucketLayout(self._pipeline)
+        keys = [info.key for info in self._store.list_objects(layout.specs_prefix)]
+        found = {
+            digest: read_spec(self._store, self._pipeline, digest)
+            for digest in map(layout.parse_spec_key, keys)
+        }
+        return {digest: spec for digest, spec in found.items() if spec is not None}
+
+    def find_former_windows(
+        self, log: SlotLog, manifest: Manifest, names: set[str]
+    ) -> frozenset[str]:
+        """Return which of these windows an epoch before a checkpoint may have had.
+
+        Where the epochs before it are retired, those that any spec has had.
+        """
+        names = {name for name in names if any(name in s.windows for s in self.by_digest.values())}
+        if not names:
+            return frozenset()
+        former: set[str] = set()
+        ancestors = log.iterate_ancestors(manifest.id)
+        for filled in islice(ancestors, _MAX_CHECKPOINTS_SEARCHED):
+            if not isinstance(filled.record, Manifest):
+                return frozenset(names)
+            own = self.by_digest.get(filled.record.spec_digest)
+            former |= names & own.windows.keys() if own is not None else names
+        # The search ended before the first epoch.
+        return frozenset(former if next(ancestors, None) is None else names)
+
+
+def _compare_with_sealed(
+    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
+) -> list[SpecChange] | None:
+    """As `compare_spec_with_checkpoint`, with specs that may have been read before."""
+    if manifest.spec_digest == spec.digest():
+        return []
+    old = sealed.by_digest.get(manifest.spec_digest)
     if old is None:
         return None
+    added = spec.windows.keys() - old.windows.keys()
+    former = sealed.find_former_windows(log, manifest, set(added))
+    history = SpecHistory([*sealed.by_digest.values()], former)
+    return compare_specs(
+        mask_secrets(old), mask_secrets(spec), describe_live_state(manifest), history
+    )
+
+
+def describe_live_state(manifest: Manifest) -> LiveState:
+    """Return what the rules of changes ask about the state of a checkpoint."""
     kinds = {segment.kind for segment in manifest.segments if segment.rows}
-    windows = frozenset(k.removeprefix("window:") for k in kinds if k.startswith("window:"))
-    live = LiveState(windows, manifest.counters.retained)
-    return compare_specs(mask_secrets(old), mask_secrets(spec), live)
+
+    def list_names(prefix: str) -> frozenset[str]:
+        """Names of the windows or streams that have segments."""
+        return frozenset(k.removeprefix(prefix) for k in kinds if k.startswith(prefix))
+
+    return LiveState(
+        windows=list_names("window:"),
+        buffered=manifest.counters.retained,
+        frontier=manifest.frontier_after,
+        streams=list_names("buffer:"),
+    )
 
 
 def require_compatible_spec(
@@ -77,40 +166,134 @@ def require_compatible_spec(
             checkpoints that fits the spec, or the beginning if it helps; a restore to it reads the
             rows since then again.
     """
-    found = compare_spec_with_checkpoint(log.store, spec, manifest) or []
+    sealed = SealedSpecs(log.store, spec)
+    found = _compare_with_sealed(log, spec, manifest, sealed) or []
+    _refuse_changes(
+        spec,
+        f"the state of {manifest.id}",
+        found,
+        lambda: _advise_way_back(log, spec, manifest, sealed),
+    )
+    return found
+
+
+def require_fitting_tables(log: SlotLog, spec: PipelineSpec) -> None:
+    """Make sure that the tables can take the rows of a spec that begins without state.
+
+    After a restore to the beginning the tables are there with the columns that they had.
+
+    Raises:
+        ConfigurationError: a column has another type than an earlier spec gave it.
+    """
+    found = _list_table_conflicts(log, spec)
+    _refuse_changes(
+        spec, "the tables", found, lambda: "take the change back, or follow the advice above;"
+    )
+
+
+def _refuse_changes(
+    spec: PipelineSpec, state: str, found: list[SpecChange], advise: Callable[[], str]
+) -> None:
+    """Raise an error if a change is refused."""
     refused = _select_refused(found)
     if refused:
         raise ConfigurationError(
-            f"the spec of {spec.name} does not fit the state of {manifest.id}: "
+            f"the spec of {spec.name} does not fit {state}: "
             + "; ".join(f"{change.what}: {change.why}" for change in refused),
             code="spec.does_not_fit",
             pipeline=spec.name,
             kept="the checkpoint and the tables; nothing was started or restored",
-            advice=f"{_advise_way_back(log, spec, manifest)} the rules: docs/recovery.md",
+            advice=f"{advise()} the rules: docs/recovery.md",
         )
-    return found
 
 
 def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
     return [change for change in found if change.verdict is ChangeEffect.REFUSED]
 
 
-def _advise_way_back(log: SlotLog, spec: PipelineSpec, manifest: Manifest) -> str:
+def _advise_way_back(
+    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
+) -> str:
     """Return the advice: start from a checkpoint without that state, and read the rows again."""
-    fitting = None
+    target = find_fitting_checkpoint(log, spec, manifest, sealed)
+    if target is None:
+        return "take the change back, or follow the advice above;"
+    is_checkpoint = target != BEGINNING
+    where = f"{target}, the newest checkpoint that it fits," if is_checkpoint else "the beginning"
+    return (
+        f"take the change back, follow the advice above, or read everything since {where} again:"
+        f" tidegate checkpoints restore SPEC.yaml {target};"
+    )
+
+
+def find_fitting_checkpoint(
+    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
+) -> CheckpointId | str | None:
+    """Return where a driver could go on with a spec that does not fit a checkpoint.
+
+    The newest of up to 200 checkpoints before it, else `BEGINNING` if the spec fits without state;
+    None if it fits neither.
+    """
     for filled in islice(log.iterate_ancestors(manifest.id), 1, _MAX_CHECKPOINTS_SEARCHED + 1):
         if not isinstance(filled.record, Manifest):
             break  # retired, and so is everything before it
-        found = compare_spec_with_checkpoint(log.store, spec, filled.record)
+        found = _compare_with_sealed(log, spec, filled.record, sealed)
         if found is not None and not _select_refused(found):
-            fitting = filled.record.id
-            break
-    old = read_spec(log.store, spec.name, manifest.spec_digest)
-    if fitting is None and (old is None or _select_refused(compare_specs(old, spec, LiveState()))):
-        return "take the change back, or follow the advice above;"
-    where = f"{fitting}, the newest checkpoint that it fits," if fitting else "the beginning"
-    command = f"tidegate checkpoints restore SPEC.yaml {fitting or 'beginning'}"
-    return (
-        f"take the change back, follow the advice above, or read everything since {where} again:"
-        f" {command};"
+            return filled.record.id
+    old = sealed.by_digest.get(manifest.spec_digest)
+    if old is None:
+        return None
+    history = SpecHistory([*sealed.by_digest.values()])
+    found = compare_specs(mask_secrets(old), mask_secrets(spec), LiveState(), history)
+    return None if _select_refused(found) else BEGINNING
+
+
+def plan_against_log(log: SlotLog, spec: PipelineSpec) -> SpecPlan:
+    """Return what a spec would do to the state of a pipeline. Only reads.
+
+    The driver judges by the same rules when it starts.
+    """
+    head = log.head()
+    manifest = head.record
+    if manifest is None:
+        return _plan_beginning(log, spec, has_tables=head.fork is not None)
+    against = str(manifest.id)
+    sealed = SealedSpecs(log.store, spec)
+    found = _compare_with_sealed(log, spec, manifest, sealed)
+    if found is None:
+        why = f"the spec that wrote {against} was not kept"
+        return SpecPlan(spec.name, against, (PlanRow("the spec", PlanVerdict.DEPENDS, why),))
+    old = sealed.by_digest.get(manifest.spec_digest, spec)
+    offer = None
+    if _select_refused(found):
+        target = find_fitting_checkpoint(log, spec, manifest, sealed)
+        if target is not None:
+            offer = RestoreOffer(str(target), manifest.counters.read - _count_read(log, target))
+    rows = [make_plan_row(one, old, spec, is_restorable=offer is not None) for one in found]
+    return make_plan(old, spec, against, rows, offer)
+
+
+def _plan_beginning(log: SlotLog, spec: PipelineSpec, *, has_tables: bool) -> SpecPlan:
+    """The plan of a pipeline that has no state: it was never started, or is at the beginning."""
+    found = _list_table_conflicts(log, spec) if has_tables else []
+    rows = [make_plan_row(one, spec, spec) for one in found]
+    begins = PlanRow(
+        spec.name,
+        PlanVerdict.BEGINS,
+        "nothing is sealed: every source is read from its beginning",
+        None,
+        spec.table_names,
     )
+    return SpecPlan(spec.name, None, (*rows, begins))
+
+
+def _count_read(log: SlotLog, target: CheckpointId | str) -> int:
+    """Rows that were read up to a checkpoint."""
+    if not isinstance(target, CheckpointId):
+        return 0
+    return log.open_checkpoint(target).epoch.counters.read
+
+
+def _list_table_conflicts(log: SlotLog, spec: PipelineSpec) -> list[SpecChange]:
+    specs = [*SealedSpecs(log.store, spec).by_digest.values()]
+    return compare_table_types(mask_secrets(spec), SpecHistory(specs))

@@ -22,6 +22,7 @@ from tidegate.checkpoints.verify import Verification
 from tidegate.jobs.cli.output import SCHEMA_VERSION
 from tidegate.jobs.sealed_queries.state_diff import OperatorDifference
 from tidegate.jobs.spec.spec_changes import SpecChange
+from tidegate.jobs.spec.spec_plan import SpecPlan
 from tidegate.jobs.splice.impact import Impact
 from tidegate.jobs.splice.row_trace import RowTrace
 
@@ -151,6 +152,12 @@ class ValidationReport(TypedDict):
     sources: NotRequired[list[str]]
     tables: NotRequired[list[str]]
     warnings: NotRequired[list[str]]
+
+
+class PlanMore(TypedDict):
+    """What `tidegate plan` adds to the plan."""
+
+    exit_code: int
 
 
 class TableAddress(TypedDict):
@@ -425,6 +432,7 @@ KINDS: Final[dict[str, tuple[str, Any]]] = {
     "impact": ("splice show", ImpactData),
     "logs": ("logs", LogData),
     "merge": ("splice merge", MergeData),
+    "plan": ("plan", (SpecPlan, PlanMore)),
     "put": ("put", dict[str, list[str]]),
     "quality": ("quality", QualityData),
     "replay": ("replay", ReplayData),

@@ -21,6 +21,7 @@ and names the mistakes, and an import error of a file that asks for it (`check_s
 docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 """
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 from tidegate.checkpoints.verify import count_scrub_shares
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
-from tidegate.jobs.spec.loader import load_any_spec
+from tidegate.jobs.spec.loader import list_unread_specs, load_any_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject, JsonView, read_data_file
 
@@ -93,12 +94,17 @@ def build_dags(
             these DAGs fails, except the sweep's `start`.
     """
     specs, findings = _read_specs(folder)
-    dags = [
-        dag
-        for spec, path in specs.values()
-        for dag in _PipelineDags(spec, str(path.absolute()), conn_id).build(quality_every)
-    ]
-    dags += _build_sweep_dags([spec for spec, _ in specs.values()], conn_id)
+    dags: list[DAG] = []
+    swept = []
+    for spec, path in specs.values():
+        # What Airflow refuses about one spec must not take the DAGs of the others along.
+        try:
+            built = [*_PipelineDags(spec, str(path.absolute()), conn_id).build(quality_every)]
+            dags += built
+            swept.append(spec)
+        except Exception as error:
+            findings.append(f"{path}: Airflow cannot build its DAGs: {error}")
+    dags += _build_sweep_dags(swept, conn_id)
     if findings:
         dags.append(_build_broken_specs_dag(findings))
     # A mapped task (the sweep's `start`) has no callback that could be set.
@@ -140,6 +146,10 @@ def _read_specs(
             findings.append(error.message)
         else:
             specs[spec.name] = (spec, path)
+    findings += [
+        f"{path}: not read: a spec lies in {folder} itself, and its name ends in .yaml"
+        for path in list_unread_specs(Path(folder))
+    ]
     return specs, findings
 
 
@@ -258,10 +268,15 @@ def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> I
         groups[spec.supervision.sweep].append(spec)
     # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
+    taken: set[str] = set()
     for cron, group in groups.items():
-        slug = re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
+        dag_id = SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}"
+        # 1-5 and 1,5 are other times with the same letters and digits.
+        if dag_id in taken:
+            dag_id += f".{hashlib.sha256(cron.encode()).hexdigest()[:8]}"
+        taken.add(dag_id)
         with DAG(
-            dag_id=SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{slug}",
+            dag_id=dag_id,
             description="Starts every stream that should run and has no driver.",
             schedule=cron,
             tags=["tidegate"],
@@ -272,6 +287,10 @@ def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> I
             TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
             look >> SweepReportOperator(task_id="report")
         yield dag
+
+
+def _slugify_cron(cron: str) -> str:
+    return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
 
 
 def _build_broken_specs_dag(findings: list[str]) -> DAG:

@@ -13,6 +13,7 @@ import typer
 from . import (
     check_replay_quality,
     checkpoint_commands,
+    plan_command,
     run_commands,
     spec_commands,
     splice_commands,
@@ -70,6 +71,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Specs": {
         "init": starter_spec.write_starter_spec,
         "validate": spec_commands.validate_specs,
+        "plan": plan_command.show_plan,
         "schema": spec_commands.print_json_schema,
         "infer": spec_commands.propose_source_schema,
     },

@@ -150,6 +150,7 @@ def _load_templates() -> Environment:
     )
     templates.filters |= {
         "age": format_age,
+        "cell": _format_markdown_cell,
         "facts": _format_facts,
         "instant": format_short_instant,
         "joined": lambda lines: ", ".join(_list_lines(lines)),
@@ -168,6 +169,12 @@ def _load_templates() -> Environment:
     }
     templates.globals |= {"column_notes": COLUMN_NOTES, "row_notes": _ROW_NOTES}
     return templates
+
+
+def _format_markdown_cell(text: str) -> str:
+    """Return a text in one line without signs that end a cell or code, or begin HTML."""
+    line = " ".join(text.split()).replace("`", "'")
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _list_lines(text: str) -> list[str]:

@@ -14,12 +14,11 @@ from typing import Any
 import duckdb
 
 from tidegate.errors import ConfigurationError, suggest_name
-from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
+from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.errors import SPEC_INVALID
 from tidegate.jobs.spec.loader import Location
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
-from tidegate.jobs.streams.reducers import load_fold_function
 
 _NUMERIC_ONLY = {
     AggregateFunction.SUM,
@@ -70,9 +69,13 @@ def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[
         except ValueError as error:
             mistakes.append((field.place, str(error)))
     for name, reducer in spec.reducers.items():
+        if reducer.function is None:
+            continue
+        # The import brings Arrow, which few specs need here.
+        from tidegate.jobs.streams.reducers import load_fold_function
+
         try:
-            if reducer.function is not None:
-                load_fold_function(reducer.function)
+            load_fold_function(reducer.function)
         except ConfigurationError as error:
             mistakes.append((("reducers", name, "function"), error.message))
     return mistakes, unjudged

@@ -33,6 +33,7 @@ from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.checkpoint_specs import (
     compare_spec_with_checkpoint,
     require_compatible_spec,
+    require_fitting_tables,
     write_spec,
 )
 from tidegate.checkpoints.driver_requests import (
@@ -361,14 +362,18 @@ class LeaderElection:
 def select_start_checkpoint(
     spec: PipelineSpec, log: SlotLog, lease: Lease, recover_to: str
 ) -> None:
-    """Keep the spec, and make the checkpoint that `recover_to` asks for the head of the log.
+    """Make the checkpoint that `recover_to` asks for the head of the log, and keep the spec.
 
     Raises:
         PoisonError, ConfigurationError: as in `select_head`; also if the spec does not fit the
-            state.
+            state or the tables.
     """
-    write_spec(log.store, spec)
+    head = log.head()
+    if head.record is None and head.fork is not None:
+        require_fitting_tables(log, spec)
     select_head(spec, log, lease, recover_to, partial(_require_spec_fit, spec, log))
+    # Last: what was refused has written nothing, so later specs are not compared with it.
+    write_spec(log.store, spec)
 
 
 def select_head(

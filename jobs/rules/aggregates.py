@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.spec.column_types import COLUMN_NAME, infer_argument_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
@@ -33,8 +34,6 @@ _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
 _COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
 _ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
-_NAME = re.compile(r"`([^`]+)`|([A-Za-z]\w*)")
-_ARITHMETIC = re.compile(r"(?:`[^`]+`|[A-Za-z]\w*|\d{1,9}|[\s+*()-])+")
 
 
 @dataclass(frozen=True)
@@ -198,23 +197,6 @@ def build_recompute_sql(aggregate: Aggregate) -> str | None:
     return None if text is None else text.format(x=x)
 
 
-def infer_argument_type(aggregate: Aggregate, columns: ColumnTypes) -> str | None:
-    """Return the declared type of an aggregate's argument; None if only Spark SQL knows it.
-
-    Known are columns, and sums and products of numeric columns and whole numbers. Their results,
-    and the errors of those that overflow, are the same in both engines.
-    """
-    match = _NAME.fullmatch(aggregate.expression)
-    if match:
-        return columns.get(match[1] or match[2])
-    if not _ARITHMETIC.fullmatch(aggregate.expression):
-        return None
-    kinds = {columns.get(a or b) for a, b in _NAME.findall(aggregate.expression)}
-    if not kinds or not kinds <= {"int", "long", "double"}:
-        return None
-    return next(kind for kind in ("double", "long", "int") if kind in kinds)
-
-
 def explain_spark_aggregate(aggregate: Aggregate, columns: ColumnTypes) -> str | None:
     """Why an aggregate needs Spark SQL; None if DuckDB is proven to give the same."""
     rule = _RULES[aggregate.function]
@@ -240,7 +222,7 @@ def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> Aggrega
     if what.function is AggregateFunction.SQL:
         state = _KEPT_ROWS_COLUMN
         x = f"struct({', '.join(quote_name(c) for c in (*columns, '_source'))})"
-    elif (match := _NAME.fullmatch(x)) and (match[1] or match[2]) in columns:
+    elif (match := COLUMN_NAME.fullmatch(x)) and (match[1] or match[2]) in columns:
         x = quote_name(match[1] or match[2])
     plan = _RULES[what.function].plan(state, x, what)
     kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None

@@ -33,7 +33,7 @@ from tidegate.jobs.rules.recomputation import (
     build_recompute_columns,
     build_starts_sql,
 )
-from tidegate.jobs.sources.object_decoding import DUCKDB_TYPES
+from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED

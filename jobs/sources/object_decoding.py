@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.rules.duck_frame import query_table
+from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -404,7 +405,6 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
 
 # DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.
 
-DUCKDB_TYPES: Final = {"long": "bigint", "timestamp": "timestamptz", "binary": "blob"}
 _TIME = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
 _ZONED_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
 _NAIVE_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"

@@ -5,6 +5,7 @@ An error names file, line, field, what was found and what is allowed.
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from tidegate.json_types import JsonObject, read_data_file
 from tidegate.secret_masks import mask_text
 
 from .errors import SPEC_INVALID, SPEC_IS_JOB, SPEC_NOT_TEXT, SPEC_UNREADABLE
+from .ineffective_fields import list_ineffective_fields
 from .job_spec import JobSpec
 from .pipeline import BATCH_RUN_MARK, PipelineSpec, SourceSpec
 from .spec_masks import mask_field
@@ -104,9 +106,12 @@ def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
         name = str(raw.get("name", "")) or None
         findings = format_findings(where, raw, mistakes)
         raise _invalid_spec_error(where, findings, pipeline=name) from error
+    problems = list_ineffective_fields(spec)
     if BATCH_RUN_MARK in spec.name:
         reserved = f"{BATCH_RUN_MARK!r} is reserved for batch runs of another pipeline"
-        findings = format_findings(where, raw, [(("name",), reserved)])
+        problems.append((("name",), reserved))
+    if problems:
+        findings = format_findings(where, raw, problems)
         raise _invalid_spec_error(where, findings, pipeline=spec.name)
     return spec
 
@@ -316,3 +321,28 @@ def _lacks_punctuation_rows(source: SourceSpec) -> bool:
         return False
     rows = source.barriers is not None and source.barriers.punctuation is not None
     return not (rows or punctuation.is_generated or punctuation.import_from is not None)
+
+
+# Files that would be specs if they lay elsewhere or had another ending.
+
+_OWN_FIELD = re.compile(r"^(?:sources|app):", re.MULTILINE)
+_NAME_FIELD = re.compile(r"^name:", re.MULTILINE)
+
+
+def list_unread_specs(folder: Path) -> list[Path]:
+    """Return the files at and below a folder that would be specs and are not read.
+
+    A spec is read if it lies in the folder itself and its name ends in ``.yaml``. Files and folders
+    whose names begin with a dot are left out.
+    """
+    found = []
+    for path in sorted(folder.rglob("*.y*ml")):
+        place = path.relative_to(folder).parts
+        is_read = len(place) == 1 and path.suffix == ".yaml"
+        if is_read or path.suffix not in (".yaml", ".yml") or any(p[0] == "." for p in place):
+            continue
+        with suppress(OSError, UnicodeDecodeError):
+            text = path.read_text("utf-8")
+            if _OWN_FIELD.search(text) and _NAME_FIELD.search(text):
+                found.append(path)
+    return found

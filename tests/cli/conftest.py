@@ -116,10 +116,12 @@ def seal(
     statuses: dict[str, str] | None = None,
     cut: dict[str, Any] | None = None,
     counts: dict[str, int] | None = None,
+    segments: Sequence[FileRef] = (),
 ) -> Manifest:
     """One more epoch: ten rows read, nine released, one late; one file.
 
-    `decider` adds to the decider's state, `counts` to the row counts of the source.
+    `decider` adds to the decider's state, `counts` to the row counts of the source; `segments` is
+    the live state.
     """
     head = log.head()
     slot, attempt = head.next_slot, generate_attempt_id()
@@ -162,6 +164,7 @@ def seal(
         counters=Counters(
             read=10 * slot, released=9 * slot, late=slot, per_source={"EWR": counters}
         ),
+        segments=list(segments),
         files={"events": [file]},
         notes={"sketches": sketches} if sketches else {},
         timings={"move": 0.5, "seal": 0.01},

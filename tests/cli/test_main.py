@@ -41,6 +41,42 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ["validate", "flights.yaml"],
+        ["plan", "flights.yaml"],
+        ["plan", "flights.yaml", "--against", "flights.yaml"],
+        ["status"],
+        ["status", "flights"],
+    ],
+)
+def test_quick_commands_import_neither_spark_nor_arrow(
+    log: SlotLog, spec_file: Path, command: list[str]
+) -> None:
+    """They read the spec and the log, and no rows."""
+    assert log.head().record is not None
+    code = (
+        "import sys; from typer.testing import CliRunner; from tidegate.jobs.cli.main import app;"
+        f"done = CliRunner().invoke(app, {command!r});"
+        "print(done.exit_code, *sys.modules)"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TIDEGATE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=spec_file.parent,
+        env=environment,
+    )
+    exit_code, *loaded = done.stdout.split()
+    # 12: the history of these tests names a spec that was not kept.
+    assert exit_code in ("0", "12")
+    heavy = {"pyspark", "pyarrow", "pandas", "numpy", "great_expectations", "airflow"}
+    assert set(loaded) & heavy == set()
+
+
+@pytest.mark.parametrize(
     "arguments",
     [["--help"], ["run", "-h"], ["checkpoints", "restore", "--help"], ["demo", "--help"]],
 )

@@ -18,7 +18,8 @@ from tidegate.jobs.cli import output
 from tidegate.jobs.cli.status_and_logs import describe_pipeline
 from tidegate.jobs.engine.what_if import WhatIfReport
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport
-from tidegate.jobs.spec.spec_changes import ChangeEffect, SpecChange
+from tidegate.jobs.spec.field_rules import ChangeEffect
+from tidegate.jobs.spec.spec_changes import SpecChange
 from tidegate.jobs.splice.impact import Impact, TableImpact
 
 MINUTE = 60_000_000

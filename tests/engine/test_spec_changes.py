@@ -241,3 +241,92 @@ def test_the_stored_spec_keeps_the_order_of_its_names(bench: Bench) -> None:
     found = compare_spec_with_checkpoint(bench.store, again.spec, sealed)
     assert found is not None
     assert [c.what for c in found] == ["windows.w.aggregates in another order"]
+
+
+def windowed(bench: Bench, name: str = "w", **fields: Any) -> Bench:
+    """The same pipeline whose window has other fields, or another name."""
+    window = bench.spec.model_dump(mode="json", by_alias=True)["windows"]["w"]
+    return changed(bench, windows={name: window | fields})
+
+
+@pytest.fixture
+def purged(bench: Bench) -> Bench:
+    """A window that was closed, published and purged, and one that is open."""
+    for source in bench.sources.values():
+        source.append(row(31))
+    bench.engine().run_epoch()
+    assert [r["n"] for r in bench.rows("w")] == [4, 1]
+    return bench
+
+
+def test_a_window_that_was_purged_is_not_opened_by_more_lateness(purged: Bench) -> None:
+    """A late row would replace the result of four rows by one of itself alone."""
+    patient = windowed(purged, lateness="1h")
+    with pytest.raises(ConfigurationError, match=r"windows\.w\.lateness: .* new name") as refused:
+        settle(patient)
+    assert "checkpoints restore SPEC.yaml beginning" in str(refused.value.advice)
+    restore(patient, None)
+    settle(patient)
+    patient.sources["a"].append(row(4))
+    finish(patient)
+    newest = {r["window_start"]: r["n"] for r in patient.rows("w")}
+    assert sorted(newest.values()) == [1, 2, 5]
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_window_does_not_come_back_over_its_own_results(purged: Bench, *, retired: bool) -> None:
+    """It was in the spec before, or the epochs that would show it are not known."""
+    first = purged.epochs()[0]
+    without = changed(purged, windows={})
+    settle(without)
+    without.sources["a"].append(row(33))
+    without.engine().run_epoch()
+    if retired:
+        purged.store.delete(f"p/specs/{first.spec_digest}.json")
+        write_spec(purged.store, windowed(purged, lateness="2h").spec)
+    with pytest.raises(ConfigurationError, match=r"windows\.w added: .* new name"):
+        settle(windowed(purged))
+    settle(windowed(purged, "w2"))
+
+
+def test_a_window_of_another_timeline_is_no_hindrance(bench: Bench) -> None:
+    """Its results left the table with the restore."""
+    plain = changed(bench, windows={})
+    restore(bench, None)
+    settle(plain)
+    plain.sources["a"].append(row(12))
+    plain.engine().run_epoch()
+    settle(windowed(bench))
+
+
+def test_a_spec_that_was_refused_leaves_no_types_behind(bench: Bench) -> None:
+    """It wrote no table, so its column may have the right type next time."""
+
+    def with_column(kind: str, **fields: Any) -> Bench:
+        """One more column; a window without keys, to be refused."""
+        return changed(
+            bench,
+            sources={
+                n: s | {"schema": s["schema"] | {"extra": kind}} for n, s in sources(bench).items()
+            },
+            **fields,
+        )
+
+    with pytest.raises(ConfigurationError):
+        settle(with_column("string", windows=windowed(bench, size="1m").spec.windows))
+    settle(with_column("double"))
+    with_column("double").engine().run_epoch()
+
+
+def test_after_a_restore_to_the_beginning_tables_have_their_types(bench: Bench) -> None:
+    """Nothing is started that no table would take."""
+    retyped = changed(
+        bench,
+        sources={
+            n: s | {"schema": s["schema"] | {"v": "double"}} for n, s in sources(bench).items()
+        },
+    )
+    restore(bench, None)
+    with pytest.raises(ConfigurationError, match=r"does not fit the tables: schema\.v"):
+        settle(retyped)
+    settle(bench)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,7 +18,7 @@ import pytest
 from airflow.sdk import DAG
 
 from tidegate.errors import ConfigurationError
-from tidegate.operators import get_provider_info
+from tidegate.operators import factory, get_provider_info
 from tidegate.operators.factory import build_dags, check_specs
 from tidegate.operators.sweep_operator import SweepOperator
 
@@ -184,6 +185,59 @@ def test_pipelines_with_one_cron_share_a_sweep(tmp_path: Path) -> None:
     dags = build_dags(tmp_path)
     assert _swept(dags["tidegate.sweep"]) == ["a", "b"]
     assert _swept(dags["tidegate.sweep.0_x_x_x_x"]) == ["c"]
+
+
+def test_crons_with_the_same_letters_have_sweeps_of_their_own(tmp_path: Path) -> None:
+    """The ids of their DAGs differ."""
+    for name, cron in (("a", "*/5 * * * *"), ("b", "0 6 * * 1-5"), ("c", "0 6 * * 1,5")):
+        _write(tmp_path, name, cron)
+    swept = [
+        _swept(dag) for name, dag in build_dags(tmp_path).items() if name.startswith("tidegate.")
+    ]
+    assert sorted(swept) == [["a"], ["b"], ["c"]]
+
+
+def test_a_bad_cron_breaks_only_its_own_pipeline(tmp_path: Path) -> None:
+    """It is named with file, line and field; the others keep their DAGs."""
+    _write(tmp_path, "good")
+    _write(tmp_path, "bad", "0 25 * * *")
+    dags = build_dags(tmp_path)
+    assert {"good.stream", "tidegate.sweep", "tidegate.broken_specs"} <= set(dags)
+    assert not [name for name in dags if name.startswith("bad.")]
+    with pytest.raises(ConfigurationError, match=r"bad\.yaml:5: supervision\.sweep: '0 25"):
+        check_specs(tmp_path)
+
+
+def test_dags_that_airflow_refuses_break_only_their_own_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason is."""
+    _write(tmp_path, "good")
+    _write(tmp_path, "bad")
+    build = factory._PipelineDags.build
+
+    def refuse_one(self: Any, quality_every: float) -> Iterator[DAG]:
+        """Refuse in the middle of one pipeline's DAGs."""
+        for number, dag in enumerate(build(self, quality_every)):
+            if number and self._spec.name == "bad":
+                raise ValueError("not like this")
+            yield dag
+
+    monkeypatch.setattr(factory._PipelineDags, "build", refuse_one)
+    dags = build_dags(tmp_path)
+    assert {"good.stream", "tidegate.broken_specs"} <= set(dags)
+    assert not [name for name in dags if name.startswith("bad.")]
+    assert _swept(dags["tidegate.sweep"]) == ["good"]
+    assert "bad.yaml: Airflow cannot build" in str(dags["tidegate.broken_specs"].doc_md)
+
+
+def test_a_spec_that_is_not_read_is_named(tmp_path: Path) -> None:
+    """Otherwise a file that was renamed would lose its supervision without a word."""
+    _write(tmp_path, "good")
+    (tmp_path / "beta.yml").write_text(SPEC.format(name="beta", cron="0 * * * *"))
+    assert {"good.stream", "tidegate.broken_specs"} <= set(build_dags(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"beta\.yml: not read: .* ends in \.yaml"):
+        check_specs(tmp_path)
 
 
 def test_the_provider_names_modules_that_exist() -> None:

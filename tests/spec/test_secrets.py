@@ -130,7 +130,10 @@ def test_a_rotated_password_is_no_change_of_the_spec() -> None:
     store, spec = MemoryStore(), PipelineSpec.model_validate(BASE)
     write_spec(store, spec)
     epoch: Any = SimpleNamespace(
-        spec_digest=spec.digest(), segments=(), counters=SimpleNamespace(retained=0)
+        spec_digest=spec.digest(),
+        segments=(),
+        counters=SimpleNamespace(retained=0),
+        frontier_after=0,
     )
     rotated = {**BASE, "outputs": {"catalog": "postgresql://me:hunter3@db/catalog"}}
     changed = PipelineSpec.model_validate(rotated)

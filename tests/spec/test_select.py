@@ -13,10 +13,11 @@ from tidegate.jobs.rules.native_support import (
     explain_spark_rows,
     explain_spark_value,
 )
+from tidegate.jobs.spec.field_rules import ChangeEffect
 from tidegate.jobs.spec.loader import parse_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.row_rules import read_cast_type
-from tidegate.jobs.spec.spec_changes import ChangeEffect, LiveState, compare_specs
+from tidegate.jobs.spec.spec_changes import LiveState, compare_specs
 
 OWN: dict[str, Any] = {
     "schema": {
@@ -102,7 +103,7 @@ def test_a_changed_selection_applies_from_the_next_epoch_on() -> None:
     """The columns of the tables stay, so the state does."""
     new = spec_of(where="payload <> ''", schema={**OWN["schema"], "more": "int"})
     found = compare_specs(spec_of(), new, LiveState(buffered=1))
-    assert [c.what for c in found] == ["sources.web.columns.more", "sources.web.where"]
+    assert [c.what for c in found] == ["sources.web.schema.more", "sources.web.where"]
     assert {c.verdict for c in found} == {ChangeEffect.KEPT}
 
 
