@@ -198,7 +198,8 @@ class AirflowQueries:
             "run_id": run.run_id,
             "state": str(run.state),
             "who": run.triggering_user_name,
-            "at": _to_milliseconds(run.run_after),
+            # A scheduled run may be due hours before Airflow could start it.
+            "at": _to_milliseconds(run.start_date or run.run_after),
             "ended": _to_milliseconds(run.end_date),
             # Scalars only, as the forms send them; a run by API may carry anything.
             "conf": {

@@ -248,7 +248,8 @@ def describe_restore(fork: ForkRecord) -> JsonObject:
 
 def describe_frontier_holder(driver: DriverOverview, newest: Manifest | None) -> JsonObject | None:
     """Return which member holds the frontier, why and since when; None without one."""
-    holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
+    # The newest epoch first, whose frontiers the page shows; a report is of another moment.
+    holder = newest.frontier_holder if newest else driver.last_facts.get("holder")
     if not isinstance(holder, dict):
         return None
     return {
