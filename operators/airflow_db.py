@@ -65,17 +65,22 @@ class AirflowQueries:
     def list_broken_specs(self, user: Any) -> list[str]:
         """Return file, line, field and problem of each spec that could not be read, in Markdown.
 
-        Empty if the user may not see the DAG `tidegate.broken_specs`.
+        Of all folders whose DAG of broken specs the user may see (`tidegate.broken_specs`, and what
+        begins so).
         """
-        if BROKEN_SPECS_DAG_ID not in self._readable_dag_ids(user):
-            return []
+        readable = self._readable_dag_ids(user)
+        lines = []
         with create_session() as session:
-            dag = session.get(DagModel, BROKEN_SPECS_DAG_ID)
-            if dag is None or dag.is_stale:  # its last findings have been corrected
-                return []
-            kept = SerializedDagModel.get(BROKEN_SPECS_DAG_ID, session=session)
-            data = (kept.data or {}) if kept is not None else {}
-        return [line for line in str(data["dag"].get("doc_md", "")).split("\n") if line]
+            dags = session.scalars(
+                select(DagModel)
+                .where(DagModel.dag_id.startswith(BROKEN_SPECS_DAG_ID), ~DagModel.is_stale)
+                .order_by(DagModel.dag_id)
+            ).all()  # a stale one's last findings have been corrected
+            for dag in (dag for dag in dags if dag.dag_id in readable):
+                kept = SerializedDagModel.get(dag.dag_id, session=session)
+                data = (kept.data or {}) if kept is not None else {}
+                lines += str(data["dag"].get("doc_md", "")).split("\n")
+        return [line for line in lines if line]
 
     def find_stream(self, dag_id: str) -> JsonObject | None:
         """Return one stream, or None. The caller has checked that the user may see it."""
@@ -193,7 +198,8 @@ class AirflowQueries:
             "run_id": run.run_id,
             "state": str(run.state),
             "who": run.triggering_user_name,
-            "at": _to_milliseconds(run.run_after),
+            # A scheduled run may be due hours before Airflow could start it.
+            "at": _to_milliseconds(run.start_date or run.run_after),
             "ended": _to_milliseconds(run.end_date),
             # Scalars only, as the forms send them; a run by API may carry anything.
             "conf": {

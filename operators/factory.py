@@ -22,9 +22,10 @@ docs/decisions/0065-a-broken-spec-gets-a-failing-dag.md.
 """
 
 import hashlib
+import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -86,6 +87,11 @@ def build_dags(
 
     Broken specs raise nothing: they become the DAG `tidegate.broken_specs`.
 
+    The ids of the sweep and of broken specs carry the connection. A DAG file may call this for
+    several folders: what an earlier call has put among the file's global names is not made again.
+    The sweep of the later folder carries the folder's name then, and a pipeline whose name is taken
+    is reported like a broken spec.
+
     Args:
         folder: holds one `*.yaml` file per pipeline or job.
         conn_id: Airflow connection of the store; None for the environment (`TIDEGATE_STORE`).
@@ -94,6 +100,13 @@ def build_dags(
             these DAGs fails, except the sweep's `start`.
     """
     specs, findings = _read_specs(folder)
+    frame = inspect.currentframe()
+    taken = _find_other_dags(folder, frame.f_back.f_globals if frame and frame.f_back else {})
+    for name in [name for name in specs if f"{name}.stream" in taken]:
+        path = specs.pop(name)[1]
+        other: Any = taken[f"{name}.stream"].get_task("stream")
+        findings.append(SPEC_NAME_TAKEN(path=path, name=name, taken_by=other.spec).message)
+    suffix = _choose_suffix(Path(folder), conn_id, taken)
     dags: list[DAG] = []
     swept = []
     for spec, path in specs.values():
@@ -104,13 +117,47 @@ def build_dags(
             swept.append(spec)
         except Exception as error:
             findings.append(f"{path}: Airflow cannot build its DAGs: {error}")
-    dags += _build_sweep_dags(swept, conn_id)
+    dags += _build_sweep_dags(swept, conn_id, str(folder), f"{SWEEP_DAG_ID}{suffix}")
     if findings:
-        dags.append(_build_broken_specs_dag(findings))
+        dags.append(_build_broken_specs_dag(findings, f"{BROKEN_SPECS_DAG_ID}{suffix}"))
     # A mapped task (the sweep's `start`) has no callback that could be set.
     for task in (task for dag in dags for task in dag.tasks if isinstance(task, BaseOperator)):
         task.on_failure_callback = list(on_failure)
     return {dag.dag_id: dag for dag in dags}
+
+
+def _find_other_dags(folder: str | Path, names: JsonView) -> dict[str, DAG]:
+    """DAGs by id among the global names of a DAG file that were made of another folder's specs."""
+    found: dict[str, DAG] = {}
+    for value in list(names.values()):
+        some = value.values() if isinstance(value, dict) else (value,)
+        for dag in (dag for dag in some if isinstance(dag, DAG)):
+            folders = {_read_folder(task) for task in dag.tasks} - {None}
+            if folders and Path(folder).absolute() not in folders:
+                found[dag.dag_id] = dag
+    return found
+
+
+def _read_folder(task: Any) -> Path | None:
+    """The folder of specs that a task belongs to; None if the task does not say."""
+    if isinstance(task, SweepOperator):
+        return Path(task.folder).absolute()
+    spec = getattr(task, "spec", "") if isinstance(task, PipelineOperator) else ""
+    return Path(spec).absolute().parent if spec else None
+
+
+def _choose_suffix(folder: Path, conn_id: str | None, taken: Mapping[str, DAG]) -> str:
+    """What follows in the ids of the DAGs of a whole folder; empty in the usual case."""
+    suffix = "" if conn_id is None else f".store_{_make_slug(conn_id)}"
+    if f"{SWEEP_DAG_ID}{suffix}" not in taken:
+        return suffix
+    suffix = f"{suffix}.folder_{_make_slug(folder.absolute().name)}"
+    numbered = (f"{suffix}{number}" for number in ("", *range(2, len(taken) + 3)))
+    return next(found for found in numbered if f"{SWEEP_DAG_ID}{found}" not in taken)
+
+
+def _make_slug(text: str) -> str:
+    return re.sub(r"[^0-9a-z]+", "_", text.lower()).strip("_")
 
 
 def check_specs(folder: str | Path) -> None:
@@ -258,7 +305,9 @@ class _PipelineDags:
         return dag
 
 
-def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> Iterator[DAG]:
+def _build_sweep_dags(
+    specs: Sequence[SupervisedSpec], conn_id: str | None, folder: str, dag_id: str
+) -> Iterator[DAG]:
     """One sweep for all pipelines with the same cron.
 
     A process per pipeline would cost more than the streams that it guards.
@@ -270,36 +319,34 @@ def _build_sweep_dags(specs: Sequence[SupervisedSpec], conn_id: str | None) -> I
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
     taken: set[str] = set()
     for cron, group in groups.items():
-        dag_id = SWEEP_DAG_ID if cron == usual else f"{SWEEP_DAG_ID}.{_slugify_cron(cron)}"
+        name = dag_id if cron == usual else f"{dag_id}.{_make_slug(cron.replace('*', 'x'))}"
         # 1-5 and 1,5 are other times with the same letters and digits.
-        if dag_id in taken:
-            dag_id += f".{hashlib.sha256(cron.encode()).hexdigest()[:8]}"
-        taken.add(dag_id)
+        if name in taken:
+            name += f".{hashlib.sha256(cron.encode()).hexdigest()[:8]}"
+        taken.add(name)
         with DAG(
-            dag_id=dag_id,
+            dag_id=name,
             description="Starts every stream that should run and has no driver.",
             schedule=cron,
             tags=["tidegate"],
             **_DAG_DEFAULTS,
         ) as dag:
             pipelines = [spec.name for spec in group]
-            look = SweepOperator(task_id="look", pipelines=pipelines, conn_id=conn_id)
+            look = SweepOperator(
+                task_id="look", pipelines=pipelines, conn_id=conn_id, folder=folder
+            )
             TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
             look >> SweepReportOperator(task_id="report")
         yield dag
 
 
-def _slugify_cron(cron: str) -> str:
-    return re.sub(r"[^0-9a-z]+", "_", cron.lower().replace("*", "x")).strip("_")
-
-
-def _build_broken_specs_dag(findings: list[str]) -> DAG:
+def _build_broken_specs_dag(findings: list[str], dag_id: str) -> DAG:
     """A DAG that fails and says why.
 
     An import error instead would make every DAG of the file stale, and Airflow would start none.
     """
     with DAG(
-        dag_id=BROKEN_SPECS_DAG_ID,
+        dag_id=dag_id,
         description=findings[0],
         doc_md="\n".join(f"- {finding}" for finding in findings),
         schedule=_BROKEN_SPECS_CRON,

@@ -28,6 +28,8 @@ from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
+from .liveness import needs_person
+
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
 OLD_CHECKPOINT_SECONDS = 120.0
 # Sealed epochs that the tables do not show yet; the driver itself waits at
@@ -94,9 +96,10 @@ _AT_REST_STATES = frozenset({"down", "new", "stopped", "failed", "finished"})
 
 
 def find_transition(row: JsonView, now: int) -> dict[str, str]:
-    """Return state and reason of a start or stop that a person has asked for; empty without one.
+    """Return state and reason of a start or stop that is under way; empty without one.
 
-    A stream that has not followed yet is neither faulty nor stopped.
+    A stream that has not followed yet what a person has asked for is neither faulty nor stopped,
+    nor is one whose driver Airflow replaces.
 
     Args:
         row: as for `diagnose_stream`.
@@ -114,7 +117,21 @@ def find_transition(row: JsonView, now: int) -> dict[str, str]:
     # A driver that has reported since then was started, and has ended again.
     if (row.get("reported_at") or 0) < asked_at and now - asked_at < _START_PATIENCE:
         return {"state": "starting", "why": f"a driver is being started{by}"}
-    return {}
+    return _find_replacement(row, now)
+
+
+def _find_replacement(row: JsonView, now: int) -> dict[str, str]:
+    """State and reason while a run of the stream is about to replace its driver; else empty."""
+    wanted = (row.get("desired") or {}).get("state") == "run" and row.get("runs")
+    if not wanted or row.get("unread") or row["state"] not in ("down", "failed"):
+        return {}
+    error = row.get("error") or {}
+    if row["state"] == "failed" and (not error or needs_person(error)):
+        return {}
+    if now - (row.get("reported_at") or 0) >= _START_PATIENCE:
+        return {}
+    ended = f"failed ({error['message']})" if error.get("message") else "is gone"
+    return {"state": "starting", "why": f"its driver {ended}: Airflow is replacing the driver"}
 
 
 def diagnose_stream(row: JsonView, now: int) -> list[dict[str, str]]:
@@ -231,7 +248,8 @@ def describe_restore(fork: ForkRecord) -> JsonObject:
 
 def describe_frontier_holder(driver: DriverOverview, newest: Manifest | None) -> JsonObject | None:
     """Return which member holds the frontier, why and since when; None without one."""
-    holder = driver.last_facts.get("holder") or (newest.frontier_holder if newest else None)
+    # The newest epoch first, whose frontiers the page shows; a report is of another moment.
+    holder = newest.frontier_holder if newest else driver.last_facts.get("holder")
     if not isinstance(holder, dict):
         return None
     return {

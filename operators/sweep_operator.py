@@ -68,15 +68,21 @@ class SweepOperator(BaseOperator):
     Args:
         pipelines: their names.
         conn_id: Airflow connection of the store; None for the environment.
+        folder: of their specs.
     """
 
     ui_color = "#e3e3e3"
 
     def __init__(
-        self, *, pipelines: Sequence[str], conn_id: str | None = None, **kwargs: Any
+        self,
+        *,
+        pipelines: Sequence[str],
+        conn_id: str | None = None,
+        folder: str = "",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.pipelines, self.conn_id = pipelines, conn_id
+        self.pipelines, self.conn_id, self.folder = pipelines, conn_id, folder
 
     def execute(self, context: Any) -> Sequence[str]:
         """Look at all pipelines side by side, whatever is wrong with the others.

@@ -11,14 +11,21 @@ from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 
 from tidegate.checkpoints import slot_index
 from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.driver_reports import DriverStatus
 from tidegate.checkpoints.driver_requests import DesiredState
 from tidegate.checkpoints.pins import RootsFile
+from tidegate.checkpoints.pipeline_overview import DriverOverview
 from tidegate.checkpoints.restore import RestoreEvent, record_restore_event
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators import stream_view
-from tidegate.operators.page_data import build_lateness_charts, list_open_barriers
+from tidegate.operators.page_data import (
+    build_lateness_charts,
+    describe_frontier_holder,
+    list_open_barriers,
+)
 from tidegate.operators.stream_view import StreamView, build_unknown_row
 
 
@@ -88,6 +95,18 @@ def test_who_holds_the_frontier_is_shown(store: MemoryStore, why: str) -> None:
     history.extend(2)
     shown = StreamView(store, "p").detail()["holder"]
     assert (shown["member"], shown["why"], shown["since"] > 0) == ("EWR/0", why, True)
+
+
+def test_the_holder_is_that_of_the_frontiers_shown() -> None:
+    """The newest report may be of another moment than the newest epoch."""
+    body = {"holder": {"member": "JFK/0", "why": "no data", "since": 1}}
+    report = DriverStatus(token=1, driver="d", step="x", at=0, body=body)
+    driver = DriverOverview(None, report)
+    store = MemoryStore()
+    History(store, "p").extend(1)
+    newest = SlotLog(store, "p").head().record
+    shown = [describe_frontier_holder(driver, record) for record in (newest, None)]
+    assert [one and one["member"] for one in shown] == ["EWR/0", "JFK/0"]
 
 
 def test_a_refresh_reads_what_is_new(store: MemoryStore, gets: list[str]) -> None:

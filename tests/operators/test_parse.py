@@ -240,6 +240,47 @@ def test_a_spec_that_is_not_read_is_named(tmp_path: Path) -> None:
         check_specs(tmp_path)
 
 
+_DAG_FILE = """\
+from tidegate.operators.factory import build_dags
+globals().update(build_dags({first!r}, conn_id={one!r}))
+globals().update(build_dags({second!r}, conn_id={two!r}))
+"""
+
+
+@pytest.mark.parametrize("conn_ids", [(None, "lake"), (None, None), ("lake", "lake"), ("a", "b")])
+def test_two_folders_each_keep_their_sweep(
+    tmp_path: Path, conn_ids: tuple[str | None, str | None]
+) -> None:
+    """Also with one store, and with one pipeline name in both, which the second folder reports."""
+    first, second = tmp_path / "one" / "specs", tmp_path / "two" / "specs"
+    for folder, names in ((first, ("alpha", "same")), (second, ("beta", "same"))):
+        folder.mkdir(parents=True)
+        for name in names:
+            _write(folder, name)
+        (folder / "bad.yaml").write_text("apiVersion: tidegate/v1\nname: bad\nsauces: {}\n")
+    file: dict[str, Any] = {}
+    code = _DAG_FILE.format(first=str(first), second=str(second), one=conn_ids[0], two=conn_ids[1])
+    exec(code, file)
+    dags = {name: dag for name, dag in file.items() if isinstance(dag, DAG)}
+    sweeps = [dag for name, dag in dags.items() if name.startswith("tidegate.sweep")]
+    assert sorted(_swept(dag) for dag in sweeps) == [["alpha", "same"], ["beta"]]
+    assert dags["same.stream"].get_task("stream").spec == str(first / "same.yaml")
+    told = [
+        str(dag.doc_md) for name, dag in dags.items() if name.startswith("tidegate.broken_specs")
+    ]
+    assert [str(first / "bad.yaml") in text for text in told] == [True, False]
+    assert [f"'same' is taken by {first / 'same.yaml'}" in text for text in told] == [False, True]
+    exec(code, file)  # the file is read again
+    assert {name for name, dag in file.items() if isinstance(dag, DAG)} == set(dags)
+
+
+def test_a_single_folder_keeps_its_ids(tmp_path: Path) -> None:
+    """Airflow knows the history of a DAG by its id."""
+    _write(tmp_path, "a")
+    assert "tidegate.sweep" in build_dags(tmp_path)
+    assert "tidegate.sweep.store_lake" in build_dags(tmp_path, conn_id="lake")
+
+
 def test_the_provider_names_modules_that_exist() -> None:
     """Airflow lists the provider, and everything it names can be imported."""
     info = get_provider_info()

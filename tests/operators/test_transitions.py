@@ -30,6 +30,12 @@ from tidegate.operators.sweep_operator import StopOperator
 NOW = 1_000_000_000
 ASKED = {"state": "run", "who": "ann", "at": NOW - 5_000}
 STOPPED = {"state": "stopped", "who": "ann", "at": NOW - 5_000}
+REPLACED = {
+    "state": "down",
+    "desired": {**ASKED, "at": NOW - 999_000},
+    "runs": 1,
+    "reported_at": NOW - 100,
+}
 # What the page knows -> the word that it shows instead of the state; None: the state itself.
 CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "just started": ({"state": "down", "desired": ASKED, "runs": 1}, "starting"),
@@ -52,12 +58,17 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
         },
         "starting",
     ),
-    "a driver was lost since": (
-        {"state": "down", "desired": ASKED, "runs": 1, "reported_at": NOW - 100},
-        None,
+    "a driver was lost, and a run replaces it": (REPLACED, "starting"),
+    "no run replaces it": ({**REPLACED, "runs": 0}, None),
+    "it replaces nothing for three minutes": ({**REPLACED, "reported_at": NOW - 190_000}, None),
+    "Airflow cannot read the DAG of the lost driver": ({**REPLACED, "unread": "errors"}, None),
+    "a lost driver's DAG is paused": ({**REPLACED, "paused": True}, None),
+    "a driver failed, and is replaced": (
+        {**REPLACED, "state": "failed", "error": {"class": "transient", "message": "away"}},
+        "starting",
     ),
-    "a driver failed since": (
-        {"state": "failed", "desired": ASKED, "runs": 1, "reported_at": NOW - 100},
+    "a driver failed, and waits for a person": (
+        {**REPLACED, "state": "failed", "error": {"class": "poison", "message": "row 7"}},
         None,
     ),
     "nothing came for three minutes": (
@@ -79,6 +90,17 @@ def test_an_intended_transition_has_its_own_word(case: str) -> None:
     """Whoever starts, restores or stops a stream does not see it broken meanwhile."""
     row, word = CASES[case]
     assert find_transition(row, NOW).get("state") == word
+
+
+def test_the_page_says_who_replaces_a_driver() -> None:
+    """A red state with a button to start it would invite a person to start a second run."""
+    assert find_transition(REPLACED, NOW)["why"] == (
+        "its driver is gone: Airflow is replacing the driver"
+    )
+    failed = {**REPLACED, "state": "failed", "error": {"class": "transient", "message": "away"}}
+    assert find_transition(failed, NOW)["why"] == (
+        "its driver failed (away): Airflow is replacing the driver"
+    )
 
 
 def test_a_stream_that_was_just_started_is_not_red() -> None:
