@@ -18,6 +18,7 @@ from tidegate.jobs.spec.spec_changes import (
     SpecHistory,
     compare_specs,
     compare_table_types,
+    list_added_names,
 )
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.jobs.spec.spec_plan import (
@@ -100,25 +101,27 @@ class SealedSpecs:
         }
         return {digest: spec for digest, spec in found.items() if spec is not None}
 
-    def find_former_windows(
-        self, log: SlotLog, manifest: Manifest, names: set[str]
-    ) -> frozenset[str]:
-        """Return which of these windows an epoch before a checkpoint may have had.
+    def find_lineage(
+        self, log: SlotLog, manifest: Manifest, added: set[tuple[str, str]]
+    ) -> list[PipelineSpec]:
+        """Return the specs that may have sealed the epochs before a checkpoint.
 
-        Where the epochs before it are retired, those that any spec has had.
+        All specs where the epochs before it are retired. None, without a look at the log, if no
+        spec has had what is added.
         """
-        names = {name for name in names if any(name in s.windows for s in self.by_digest.values())}
-        if not names:
-            return frozenset()
-        former: set[str] = set()
+        known = [*self.by_digest.values()]
+        if not any(name in getattr(spec, section) for section, name in added for spec in known):
+            return []
+        digests: set[str] = set()
         ancestors = log.iterate_ancestors(manifest.id)
         for filled in islice(ancestors, _MAX_CHECKPOINTS_SEARCHED):
             if not isinstance(filled.record, Manifest):
-                return frozenset(names)
-            own = self.by_digest.get(filled.record.spec_digest)
-            former |= names & own.windows.keys() if own is not None else names
-        # The search ended before the first epoch.
-        return frozenset(former if next(ancestors, None) is None else names)
+                return known
+            digests.add(filled.record.spec_digest)
+        # The search has to reach the first epoch, and every spec on the way has to be readable.
+        if next(ancestors, None) is not None or not digests <= self.by_digest.keys():
+            return known
+        return [self.by_digest[digest] for digest in sorted(digests)]
 
 
 def _compare_with_sealed(
@@ -130,9 +133,8 @@ def _compare_with_sealed(
     old = sealed.by_digest.get(manifest.spec_digest)
     if old is None:
         return None
-    added = spec.windows.keys() - old.windows.keys()
-    former = sealed.find_former_windows(log, manifest, set(added))
-    history = SpecHistory([*sealed.by_digest.values()], former)
+    lineage = sealed.find_lineage(log, manifest, list_added_names(old, spec))
+    history = SpecHistory([*sealed.by_digest.values()], lineage)
     return compare_specs(
         mask_secrets(old), mask_secrets(spec), describe_live_state(manifest), history
     )

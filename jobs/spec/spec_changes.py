@@ -72,11 +72,12 @@ class SpecHistory:
     Attributes:
         specs: those that have written tables, on any timeline. They may include the two that are
             compared.
-        windows: names of windows that epochs before the checkpoint may have had.
+        lineage: those of them that may have sealed the checkpoint or epochs before it, so that
+            its state may be theirs.
     """
 
     specs: Sequence[PipelineSpec] = ()
-    windows: frozenset[str] = frozenset()
+    lineage: Sequence[PipelineSpec] = ()
 
 
 def compare_specs(
@@ -87,6 +88,15 @@ def compare_specs(
     Refused ones first, then dropped, then kept. The names of the pipelines are not compared.
     """
     return _sort_changes(_SpecComparison(old, new, live, history or SpecHistory()).compare())
+
+
+def list_added_names(old: PipelineSpec, new: PipelineSpec) -> set[tuple[str, str]]:
+    """Return section and name of what is new and may have left state behind before."""
+    return {
+        (section, name)
+        for section in ("windows", *_ENTRIES)
+        for name in getattr(new, section).keys() - getattr(old, section).keys()
+    }
 
 
 def compare_table_types(new: PipelineSpec, history: SpecHistory) -> list[SpecChange]:
@@ -226,7 +236,7 @@ class _SpecComparison:
     def _judge_added_entry(self, section: str, name: str, why: str) -> SpecChange:
         """What an entry meets that an earlier one of its name has left: positions, states."""
         what, kind = f"{section}.{name} added", _ENTRIES[section]
-        for spec in self._history.specs:
+        for spec in self._history.lineage:
             if name not in getattr(spec, section):
                 continue
             earlier = _SpecComparison(spec, self._new, self._live, SpecHistory())
@@ -333,7 +343,7 @@ class _SpecComparison:
         what = f"windows.{name} added"
         # Its windows of before may get rows again, and their results would be replaced by those of
         # these rows alone.
-        if name in self._history.windows:
+        if any(name in spec.windows for spec in self._history.lineage):
             return _make_refused_change(
                 what,
                 "its table has results of an earlier window of this name, which late rows would"

@@ -299,6 +299,24 @@ def test_a_window_of_another_timeline_is_no_hindrance(bench: Bench) -> None:
     settle(windowed(bench))
 
 
+def test_a_source_that_comes_back_goes_on_where_it_stood(bench: Bench) -> None:
+    """Its positions stay, so under its name only the same objects are read."""
+    without = changed(bench, sources={n: s for n, s in sources(bench).items() if n != "b"})
+    settle(without)
+    without.sources["a"].append(row(40))
+    without.engine().run_epoch()
+    elsewhere = sources(bench) | {"b": sources(bench)["b"] | {"path": "inbox/other/"}}
+    with pytest.raises(ConfigurationError, match=r"sources\.b added: .*path differs.* new name"):
+        settle(changed(bench, sources=elsewhere))
+    settle(bench)
+    # After a restore to before it had any state, its name is free.
+    restore(bench, None)
+    settle(without)
+    without.sources["a"].append(row(41))
+    without.engine().run_epoch()
+    settle(changed(bench, sources=elsewhere))
+
+
 def test_a_spec_that_was_refused_leaves_no_types_behind(bench: Bench) -> None:
     """It wrote no table, so its column may have the right type next time."""
 

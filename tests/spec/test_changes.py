@@ -470,7 +470,7 @@ def test_tables_stay_after_a_restore_to_the_beginning() -> None:
 def test_a_window_that_comes_back_does_not_replace_its_own_results() -> None:
     """Rows that are late for it would open windows that were purged in its earlier life."""
     without = edited(lambda s: s.update(windows={}))
-    history = SpecHistory([PLAIN], frozenset({"w"}))
+    history = SpecHistory([PLAIN], [PLAIN])
     (change,) = compare_specs(without, PLAIN, LiveState(), history)
     assert (change.what, change.verdict) == ("windows.w added", ChangeEffect.REFUSED)
     assert "new name" in change.why
@@ -484,7 +484,7 @@ def test_what_comes_back_meets_the_state_that_it_left() -> None:
     former = edited(lambda s: s.update(copy.deepcopy(STREAM)))
     old = edited(lambda s: (s.update(streams=STREAM["streams"]), s["sources"].pop("b")))
     again = edited(lambda s: s.update(copy.deepcopy(STREAM)))
-    history = SpecHistory([former])
+    history = SpecHistory([former], [former])
     found = {c.what: c.verdict for c in compare_specs(old, again, LiveState(), history)}
     assert found == {
         "sources.b added": ChangeEffect.KEPT,
@@ -503,6 +503,9 @@ def test_what_comes_back_meets_the_state_that_it_left() -> None:
     ]
     assert {c.what for c in refused} == {"sources.b added", "reducers.r added"}
     assert all("new name" in c.why for c in refused)
+    # Another timeline had them: this one has no state of theirs.
+    elsewhere = compare_specs(old, edited(change), LiveState(), SpecHistory([former]))
+    assert {c.verdict for c in elsewhere} == {ChangeEffect.KEPT}
 
 
 def test_rows_in_the_buffer_of_a_stream_are_not_forgotten() -> None:
