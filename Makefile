@@ -57,6 +57,10 @@ quality-rows: venv java warm ## the faults of quality and recovery that a review
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof
 
+.PHONY: check
+check: lint typecheck imports docs-check ## between two commits, at most 5 minutes: these, and the unit tests that the change against main concerns
+	$(BIN)/python -m tests.ci.changed_tests
+
 .PHONY: lint
 lint: venv ## ruff: rules and format
 	$(BIN)/ruff check .
