@@ -61,6 +61,10 @@ faults: venv java ## the test of each fault that the review of e3dab94 found (AR
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof
 
+.PHONY: check
+check: lint typecheck imports docs-check ## between two commits, at most 5 minutes: these, and the unit tests that the change against main concerns
+	$(BIN)/python -m tests.ci.changed_tests
+
 .PHONY: lint
 lint: venv ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -5,13 +5,14 @@ Their input, their arithmetic and their checks, without Spark.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
-from tests.bench import kafka
+from tests.bench import costs, kafka
 from tests.bench.answers import check_answer
 from tests.bench.generate import SOURCES, T0, generate
 from tests.bench.rounds import PER_KEY, check, report
@@ -153,3 +154,13 @@ def test_a_peers_order_is_checked(source: Path, tmp_path: Path) -> None:
     )
     said = check_answer(JOBS["W4"], "flink", source, tmp_path, {})
     assert said == "80,000 rows in order + 0 dropped for being late"
+
+
+def test_costs_leave_no_object_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is not collected in the end, and DuckDB's library then reports leaks."""
+    monkeypatch.setattr(costs, "AGAINST_HISTORY", ())
+    monkeypatch.setattr(costs, "make_history", lambda *_: None)
+    monkeypatch.setattr(costs, "check_looks", lambda *_: True)
+    before = gc.get_freeze_count()
+    assert costs.check_history([1_000]) == [True]
+    assert gc.get_freeze_count() == before

@@ -139,7 +139,7 @@ def test_more_failures_than_noise_explains_are_not_tried_again(
 
 
 def test_a_test_that_is_skipped_the_second_time_has_not_passed(planted: PlantedTests) -> None:
-    """Its failure stands."""
+    """It has failed."""
     text = FAILS_ONCE.format(marker="e2e", tests=1)
     planted.write(
         text.replace("    if not seen", '    seen.exists() and pytest.skip("")\n    if not seen')

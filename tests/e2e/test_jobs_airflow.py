@@ -169,7 +169,9 @@ def test_the_quality_dag_checks_the_batches(job: SupervisedJob) -> None:
 @needs_chromium
 def test_a_restore_on_the_page_names_the_sinks(job: SupervisedJob) -> None:
     """The page shows each query; the dialog says what happens to each sink; the rows come back."""
-    cockpit, before = job.cockpit, job.outputs()
+    cockpit = job.cockpit
+    cockpit.until(job.is_complete, 180, "the end of the input")
+    before = job.outputs()
     timeline = job.log.head().timeline
     with browser_of_the_machine() as browser:
         context = browser.new_context(viewport={"width": 1280, "height": 900})

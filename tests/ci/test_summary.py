@@ -1,0 +1,39 @@
+"""The last lines of a run of CI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.ci.run_record import FlakyTest, RunRecord
+from tests.ci.summary import describe_run
+
+
+def test_a_quiet_run_names_its_parts_and_its_ten_slowest_tests(tmp_path: Path) -> None:
+    """The slowest of all parts come first; nothing is warned of."""
+    record = RunRecord(tmp_path)
+    record.add_durations({f"test_a.py::test_{number}": float(number) for number in range(8)})
+    record.add_durations({f"test_b.py::test_{number}": number + 0.5 for number in range(8)})
+    (tmp_path / "parts.tsv").write_text("lint\t9\ntests\t900\n")
+    lines = list(describe_run(record, 3300))
+    assert lines[:3] == ["the time of each part:", "       9 s  lint", "     900 s  tests"]
+    assert lines[4:6] == ["     7.5 s  test_b.py::test_7", "     7.0 s  test_a.py::test_7"]
+    assert len(lines) == 3 + 1 + 10 + 1
+    assert lines[-1] == "0 tests were flaky; 3 may be"
+
+
+def test_a_slow_run_is_warned_of_and_flaky_tests_are_named(tmp_path: Path) -> None:
+    """Above 15 minutes for the tests, above 55 for all of it."""
+    record = RunRecord(tmp_path)
+    record.add_flaky_test(FlakyTest("test_a.py::test_shaky", is_unit=False, text="a port"))
+    (tmp_path / "parts.tsv").write_text("tests\t901\nend to end\t2000\n")
+    assert list(describe_run(record, 3301))[-4:] == [
+        "warning: tests took more than 15 min",
+        "warning: everything took more than 55 min",
+        "flaky: test_a.py::test_shaky",
+        "1 tests were flaky; 3 may be",
+    ]
+
+
+def test_a_run_that_ended_at_once_has_a_summary(tmp_path: Path) -> None:
+    """Such as one without an environment."""
+    assert list(describe_run(RunRecord(tmp_path), 1))[-1] == "0 tests were flaky; 3 may be"
