@@ -8,7 +8,6 @@ Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.observability import stats
@@ -23,6 +22,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.json_types import JsonObject
 
+from .airflow_port.running_tasks import count_other_runs, read_task_state
 from .driver_launch import LaunchedDriver
 from .driver_shutdown import (
     ENDED_TASK_STATES,
@@ -156,7 +156,7 @@ class StreamTrigger(PipelineTrigger):
             return
         # The state is read last, so that it includes every clear that came until then.
         others, state = await asyncio.wait_for(
-            asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))),
+            asyncio.to_thread(lambda: (count_other_runs(task), read_task_state(task))),
             _TASK_STATE_TIMEOUT,
         )
         if state not in ENDED_TASK_STATES:
@@ -300,30 +300,3 @@ class EpochTrigger(PipelineTrigger):
         except TransientError:
             return False
         return lease is None or lease.holder is None
-
-
-def _count_other_runs(task: Any) -> int:
-    """How many other runs of the stream want its driver.
-
-    The task's own run may still count as running for a moment.
-    """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    all_runs, this_run = (
-        RuntimeTaskInstance.get_dr_count(
-            dag_id=task.dag_id, run_ids=ids, states=["queued", "running"]
-        )
-        for ids in (None, [task.run_id])
-    )
-    return all_runs - this_run
-
-
-def _read_task_state(task: Any) -> str | None:
-    """The task's state as Airflow has it now."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id]
-    )
-    state = states.get(task.run_id, {}).get(task.task_id)
-    return None if state is None else str(getattr(state, "value", state))

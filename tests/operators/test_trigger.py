@@ -65,8 +65,8 @@ def _trigger(floor: int = 1) -> StreamTrigger:
 def _kill(
     monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1, other_runs: int = 0
 ) -> None:
-    monkeypatch.setattr(trigger, "_read_task_state", lambda task: state)
-    monkeypatch.setattr(trigger, "_count_other_runs", lambda task: other_runs)
+    monkeypatch.setattr(trigger, "read_task_state", lambda task: state)
+    monkeypatch.setattr(trigger, "count_other_runs", lambda task: other_runs)
     asyncio.run(_trigger(floor).on_kill())
 
 
