@@ -8,8 +8,10 @@ Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk import BaseXCom
+from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
@@ -73,8 +75,8 @@ def record_adoption(pipeline: str) -> None:
     stats.incr("tidegate.driver.adopted", tags={"pipeline": pipeline})
 
 
-# Seconds before the first event: Airflow loses an event that arrives while its task is parked.
-_SETTLE_SECONDS = 2.5
+# Seconds before the first event; 6.5 and 7 were reported to be too few on busy schedulers.
+_SETTLE_SECONDS: Final = 10.0
 # Seconds for Airflow to answer what state the task is in; once measured at 8.5.
 _TASK_STATE_TIMEOUT = 10.0
 # Seconds from the launch of a standby to the next one: it may end at once, time after time.
@@ -83,6 +85,15 @@ _STANDBY_PAUSE = 30.0
 _TAKEN_OVER_FROM = (PipelineState.LOST, PipelineState.STALLED)
 # Airflow gives on_kill 30 s: 10 to ask for the task's state, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
+
+
+def read_settle_seconds() -> float:
+    """Return the seconds before a trigger's first event.
+
+    Airflow takes an event that comes before its scheduler has seen the task asleep for the end of a
+    killed task. Its configuration may have another value, as `trigger_settle` in `[tidegate]`.
+    """
+    return float(conf.getfloat("tidegate", "trigger_settle", fallback=_SETTLE_SECONDS))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -127,12 +138,13 @@ class StreamTrigger(PipelineTrigger):
             launched=LaunchedDriver(**self.launched) if self.launched else None,
             limits=LivenessLimits(**self.rules),
         )
-        await asyncio.sleep(_SETTLE_SECONDS)
+        begun, settle = SYSTEM_CLOCK.monotonic(), read_settle_seconds()
         try:
             while True:
                 observation = await looks.run(self._observe_change, store, observer)
                 record_look(self.pipeline, observer.seen)
-                if observation is not None:
+                # What was seen too early is seen again: an event that is held may be out of date.
+                if observation is not None and SYSTEM_CLOCK.monotonic() - begun >= settle:
                     break
                 await asyncio.sleep(self.poll)
         finally:
@@ -260,8 +272,7 @@ class EpochTrigger(PipelineTrigger):
         looks = find_looks(await asyncio.to_thread(self.open_store))
         store = looks.store
         begun, answered = SYSTEM_CLOCK.monotonic(), AnsweredTime(SYSTEM_CLOCK)
-        waiting_since = answered.monotonic()
-        await asyncio.sleep(_SETTLE_SECONDS)
+        waiting_since, settle = answered.monotonic(), read_settle_seconds()
         while True:
             asked = SYSTEM_CLOCK.monotonic()
             sealed = await looks.run(self._has_epoch, SlotLog(store, self.pipeline))
@@ -269,16 +280,18 @@ class EpochTrigger(PipelineTrigger):
             if sealed:
                 break
             seconds = answered.monotonic() - waiting_since
-            if seconds >= self.patience:
+            if seconds >= max(self.patience, settle):
                 yield TriggerEvent({"seconds": self.patience})  # type: ignore[no-untyped-call]
                 return
-            if self.begins_within is not None and seconds >= self.begins_within:
+            if self.begins_within is not None and seconds >= max(self.begins_within, settle):
                 if await looks.run(self._is_driverless, store):
                     yield TriggerEvent({"driverless": True})  # type: ignore[no-untyped-call]
                     return
                 self.begins_within = None
             await asyncio.sleep(1.0)
-        seconds = round(SYSTEM_CLOCK.monotonic() - begun, 1)
+        passed = SYSTEM_CLOCK.monotonic() - begun
+        await asyncio.sleep(max(0.0, settle - passed))
+        seconds = round(passed, 1)
         self.log.info("first epoch of timeline %s sealed after %s s", self.timeline, seconds)
         yield TaskSuccessEvent(
             xcoms={BaseXCom.XCOM_RETURN_KEY: {**self.result, "seconds": seconds}}

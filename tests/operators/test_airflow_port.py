@@ -138,8 +138,5 @@ def test_a_run_began_when_airflow_began_it() -> None:
         conf=None,
     )
     waits: Any = SimpleNamespace(**{**vars(run), "start_date": None})
-    shown = [
-        AirflowQueries()._describe_run(None, one, [])["at"]
-        for one in (run, waits)
-    ]
+    shown = [AirflowQueries()._describe_run(None, one, [])["at"] for one in (run, waits)]
     assert shown == [begun.timestamp() * 1000, due.timestamp() * 1000]
