@@ -21,12 +21,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
 
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView
-from airflow.api_fastapi.core_api.security import (
-    GetUserDep,
-    requires_access_dag,
-    requires_access_view,
-)
 from airflow.sdk.configuration import conf
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -38,11 +32,12 @@ from tidegate.errors import ConfigurationError, TidegateError, TransientError
 from tidegate.jobs.spec.spec_masks import mask_spec_lines
 from tidegate.json_types import JsonObject
 
-from .airflow_db import (
+from .airflow_port.database import (
     STREAM_DAG_SUFFIX,
     TIMELINE_DAG_KINDS,
     AirflowQueries,
 )
+from .airflow_port.page_access import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, GetUserDep
 from .child_processes import ResultsProcess
 from .errors import NO_SPEC_FILE, NO_STREAM, PAGE_BUSY
 from .store_access import StoreAccess
@@ -74,9 +69,6 @@ _DOCS_CSP = (
 )
 _DOCS_HEADERS = {"Content-Security-Policy": _DOCS_CSP, **_COMMON_HEADERS}
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-
-REQUIRE_SITE_ACCESS = Depends(requires_access_view(AccessView.WEBSITE))
-REQUIRE_STREAM_ACCESS = Depends(requires_access_dag("GET"))
 
 ResultsQuestion = Literal["tables", "sample", "export", "row", "whatif", "proof"]
 PositionParam = Annotated[str | None, Query(pattern=r"^\d{1,9}-\d{1,10}$")]

@@ -67,10 +67,10 @@ class _ListenerMiddleware:
     """
 
     def __init__(self, app: Any) -> None:
-        from airflow.listeners.listener import get_listener_manager
+        from .airflow_port.task_marks import register_listener
 
         self._app = app
-        get_listener_manager().add_listener(_LISTENER)  # type: ignore[no-untyped-call]  # Airflow's
+        register_listener(_LISTENER)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._app(scope, receive, send)

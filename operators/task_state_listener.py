@@ -27,13 +27,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.models.dagrun import DagRun
-from airflow.models.taskinstance import TaskInstance
-from airflow.utils.session import create_session
-from sqlalchemy import event, func, select
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import object_session
-
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
@@ -45,9 +38,9 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TransientError
 
-from .airflow_db import AirflowQueries
+from .airflow_port.database import AirflowQueries
+from .airflow_port.task_marks import DatabaseAwayError, call_after_commit, read_task_facts
 from .driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
-from .pipeline_operator import ACTIVE_RUN_STATES
 
 _ACTOR = "airflow"
 _RETRY_SECONDS = 300.0  # while store or database do not answer
@@ -100,11 +93,7 @@ def on_task_marked(task: Any, state: str) -> None:
     mark = MarkedTask(
         str(task.id), task.dag_id, task.run_id, state, asleep=asleep, at=datetime.now(UTC)
     )
-    session = object_session(task)
-    if session is None:
-        _start_stop_thread(mark)
-    else:
-        event.listen(session, "after_commit", lambda _: _start_stop_thread(mark), once=True)
+    call_after_commit(task, lambda: _start_stop_thread(mark))
 
 
 def _start_stop_thread(mark: MarkedTask) -> None:
@@ -134,28 +123,14 @@ def _stop_marked_driver(mark: MarkedTask) -> None:
 
 def _find_objection(mark: MarkedTask) -> str | None:
     """Why a mark does not concern the driver (any more); None while it does."""
-    with create_session() as session:
-        task = session.execute(
-            select(TaskInstance.id, TaskInstance.state).where(
-                TaskInstance.dag_id == mark.dag_id,
-                TaskInstance.run_id == mark.run_id,
-                TaskInstance.task_id == "stream",
-            )
-        ).first()  # None: the run was deleted after the mark
-        of_dag, of_run = DagRun.dag_id == mark.dag_id, DagRun.run_id == mark.run_id
-        ended = session.scalar(select(DagRun.end_date).where(of_dag, of_run))
-        other_runs = session.scalar(
-            select(func.count())
-            .select_from(DagRun)
-            .where(of_dag, ~of_run, DagRun.state.in_(ACTIVE_RUN_STATES))
-        )
-    if task is not None and str(task.id) != mark.try_id:
+    facts = read_task_facts(mark.dag_id, mark.run_id)
+    if facts.try_id is not None and facts.try_id != mark.try_id:
         return "the task was cleared since"
-    if task is not None and str(task.state) not in ENDED_TASK_STATES:
-        return f"the task is {task.state}"
-    if ended is not None and mark.at - ended > _CLOCK_TOLERANCE:
+    if facts.try_id is not None and facts.state not in ENDED_TASK_STATES:
+        return f"the task is {facts.state}"
+    if facts.run_ended is not None and mark.at - facts.run_ended > _CLOCK_TOLERANCE:
         return "its run had ended long before"
-    return "another run waits or has begun, and adopts the driver" if other_runs else None
+    return "another run waits or has begun, and adopts the driver" if facts.other_runs else None
 
 
 @dataclass(frozen=True)
@@ -192,7 +167,7 @@ class StopOnMark:
                 if store is None or not self._apply_mark(store, first):
                     return
                 first = False
-            except (TransientError, SQLAlchemyError) as error:
+            except (TransientError, DatabaseAwayError) as error:
                 if self.clock.monotonic() - begun > _RETRY_SECONDS:
                     self.say(f"given up, the driver may go on: {error}")
                     return

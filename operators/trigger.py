@@ -8,9 +8,10 @@ Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Final
 
-from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk import BaseXCom
+from airflow.sdk.configuration import conf
 from airflow.sdk.observability import stats
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
@@ -23,6 +24,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, TransientError
 from tidegate.json_types import JsonObject
 
+from .airflow_port.running_tasks import count_other_runs, read_task_state
 from .driver_launch import LaunchedDriver
 from .driver_shutdown import (
     ENDED_TASK_STATES,
@@ -73,8 +75,8 @@ def record_adoption(pipeline: str) -> None:
     stats.incr("tidegate.driver.adopted", tags={"pipeline": pipeline})
 
 
-# Seconds before the first event: Airflow loses an event that arrives while its task is parked.
-_SETTLE_SECONDS = 2.5
+# Seconds before the first event; 6.5 and 7 were reported to be too few on busy schedulers.
+_SETTLE_SECONDS: Final = 10.0
 # Seconds for Airflow to answer what state the task is in; once measured at 8.5.
 _TASK_STATE_TIMEOUT = 10.0
 # Seconds from the launch of a standby to the next one: it may end at once, time after time.
@@ -83,6 +85,15 @@ _STANDBY_PAUSE = 30.0
 _TAKEN_OVER_FROM = (PipelineState.LOST, PipelineState.STALLED)
 # Airflow gives on_kill 30 s: 10 to ask for the task's state, then these.
 _ON_KILL_TIMEOUTS = StopTimeouts(request=10.0, terminate=5.0, kill=3.0)
+
+
+def read_settle_seconds() -> float:
+    """Return the seconds before a trigger's first event.
+
+    Airflow takes an event that comes before its scheduler has seen the task asleep for the end of a
+    killed task. Its configuration may have another value, as `trigger_settle` in `[tidegate]`.
+    """
+    return float(conf.getfloat("tidegate", "trigger_settle", fallback=_SETTLE_SECONDS))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -127,12 +138,13 @@ class StreamTrigger(PipelineTrigger):
             launched=LaunchedDriver(**self.launched) if self.launched else None,
             limits=LivenessLimits(**self.rules),
         )
-        await asyncio.sleep(_SETTLE_SECONDS)
+        begun, settle = SYSTEM_CLOCK.monotonic(), read_settle_seconds()
         try:
             while True:
                 observation = await looks.run(self._observe_change, store, observer)
                 record_look(self.pipeline, observer.seen)
-                if observation is not None:
+                # What was seen too early is seen again: an event that is held may be out of date.
+                if observation is not None and SYSTEM_CLOCK.monotonic() - begun >= settle:
                     break
                 await asyncio.sleep(self.poll)
         finally:
@@ -156,7 +168,7 @@ class StreamTrigger(PipelineTrigger):
             return
         # The state is read last, so that it includes every clear that came until then.
         others, state = await asyncio.wait_for(
-            asyncio.to_thread(lambda: (_count_other_runs(task), _read_task_state(task))),
+            asyncio.to_thread(lambda: (count_other_runs(task), read_task_state(task))),
             _TASK_STATE_TIMEOUT,
         )
         if state not in ENDED_TASK_STATES:
@@ -260,8 +272,7 @@ class EpochTrigger(PipelineTrigger):
         looks = find_looks(await asyncio.to_thread(self.open_store))
         store = looks.store
         begun, answered = SYSTEM_CLOCK.monotonic(), AnsweredTime(SYSTEM_CLOCK)
-        waiting_since = answered.monotonic()
-        await asyncio.sleep(_SETTLE_SECONDS)
+        waiting_since, settle = answered.monotonic(), read_settle_seconds()
         while True:
             asked = SYSTEM_CLOCK.monotonic()
             sealed = await looks.run(self._has_epoch, SlotLog(store, self.pipeline))
@@ -269,16 +280,18 @@ class EpochTrigger(PipelineTrigger):
             if sealed:
                 break
             seconds = answered.monotonic() - waiting_since
-            if seconds >= self.patience:
+            if seconds >= max(self.patience, settle):
                 yield TriggerEvent({"seconds": self.patience})  # type: ignore[no-untyped-call]
                 return
-            if self.begins_within is not None and seconds >= self.begins_within:
+            if self.begins_within is not None and seconds >= max(self.begins_within, settle):
                 if await looks.run(self._is_driverless, store):
                     yield TriggerEvent({"driverless": True})  # type: ignore[no-untyped-call]
                     return
                 self.begins_within = None
             await asyncio.sleep(1.0)
-        seconds = round(SYSTEM_CLOCK.monotonic() - begun, 1)
+        passed = SYSTEM_CLOCK.monotonic() - begun
+        await asyncio.sleep(max(0.0, settle - passed))
+        seconds = round(passed, 1)
         self.log.info("first epoch of timeline %s sealed after %s s", self.timeline, seconds)
         yield TaskSuccessEvent(
             xcoms={BaseXCom.XCOM_RETURN_KEY: {**self.result, "seconds": seconds}}
@@ -300,30 +313,3 @@ class EpochTrigger(PipelineTrigger):
         except TransientError:
             return False
         return lease is None or lease.holder is None
-
-
-def _count_other_runs(task: Any) -> int:
-    """How many other runs of the stream want its driver.
-
-    The task's own run may still count as running for a moment.
-    """
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    all_runs, this_run = (
-        RuntimeTaskInstance.get_dr_count(
-            dag_id=task.dag_id, run_ids=ids, states=["queued", "running"]
-        )
-        for ids in (None, [task.run_id])
-    )
-    return all_runs - this_run
-
-
-def _read_task_state(task: Any) -> str | None:
-    """The task's state as Airflow has it now."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
-
-    states = RuntimeTaskInstance.get_task_states(
-        dag_id=task.dag_id, task_ids=[task.task_id], run_ids=[task.run_id]
-    )
-    state = states.get(task.run_id, {}).get(task.task_id)
-    return None if state is None else str(getattr(state, "value", state))

@@ -45,7 +45,7 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.operators.airflow_db import AirflowQueries
+from tidegate.operators.airflow_port.database import AirflowQueries
 
 BUNDLE, FILE = "dags-folder", "tidegate_dags.py"
 STREAMS = ("one", "two")

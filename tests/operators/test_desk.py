@@ -10,7 +10,7 @@ import pytest
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_requests import DesiredState
-from tidegate.operators.airflow_db import AirflowQueries, _explain_stale_dag
+from tidegate.operators.airflow_port.database import AirflowQueries, _explain_stale_dag
 from tidegate.operators.stream_view import StreamView
 
 from .history import History, drives

@@ -27,6 +27,7 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.operators import task_state_listener
+from tidegate.operators.airflow_port import task_marks
 from tidegate.operators.plugin import _LISTENER
 from tidegate.operators.task_state_listener import MarkedTask, StopOnMark
 
@@ -263,7 +264,7 @@ def test_only_a_person_s_mark_of_a_stream_is_heard(
     heard: list[MarkedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers and the scheduler name the state before; other tasks are none of our business."""
-    monkeypatch.setattr(task_state_listener, "object_session", lambda task: None)
+    monkeypatch.setattr(task_marks, "object_session", lambda task: None)
     _LISTENER.on_task_instance_failed("running", task())
     _LISTENER.on_task_instance_success("running", task())
     _LISTENER.on_task_instance_success(None, task("other"))
@@ -285,7 +286,7 @@ def test_a_mark_counts_when_it_is_committed(
     """Not before, and not if the request fails."""
     engine = create_engine("sqlite://", poolclass=NullPool)
     with Session(engine) as session:
-        monkeypatch.setattr(task_state_listener, "object_session", lambda task: session)
+        monkeypatch.setattr(task_marks, "object_session", lambda task: session)
         session.execute(text("select 1"))
         task_state_listener.on_task_marked(task(), "failed")
         session.rollback()

@@ -62,7 +62,7 @@ def noted() -> Iterator[Noted]:
 @pytest.fixture
 def store(empty_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A bucket of its own per test; triggers look at it without settling."""
-    monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(trigger, "read_settle_seconds", lambda: 0.0)
     return empty_store
 
 

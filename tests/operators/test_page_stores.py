@@ -18,7 +18,7 @@ from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
-from tidegate.operators.airflow_db import AirflowQueries, _find_store_connection
+from tidegate.operators.airflow_port.database import AirflowQueries, _find_store_connection
 from tidegate.operators.factory import build_dags
 
 SPEC = """\

@@ -135,7 +135,7 @@ def test_a_try_killed_after_the_fork_is_made_up_for(log: SlotLog) -> None:
 
 def _restore_until_deferred(log: SlotLog, monkeypatch: pytest.MonkeyPatch) -> EpochTrigger:
     """Restore the first of two epochs; the trigger that the task sleeps on."""
-    monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(trigger, "read_settle_seconds", lambda: 0.0)
     seal_epoch(log)
     seal_epoch(log)
     with pytest.raises(TaskDeferred) as deferred:

@@ -89,7 +89,7 @@ def test_a_store_that_hangs_starves_no_look_at_another(
 
     bad = MemoryStore(hook=hang)
     Lease.acquire(good, "good", ELSEWHERE)
-    monkeypatch.setattr(trigger, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(trigger, "read_settle_seconds", lambda: 0.0)
     monkeypatch.setattr(
         PipelineTrigger, "open_store", lambda self: good if self.pipeline == "good" else bad
     )

@@ -27,7 +27,7 @@ from tidegate.operators.assets import SealTrigger, has_new_event
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.driver_shutdown import StopOrder
 from tidegate.operators.liveness import StreamObserver
-from tidegate.operators.trigger import EpochTrigger, StreamTrigger
+from tidegate.operators.trigger import EpochTrigger, StreamTrigger, read_settle_seconds
 from tidegate.time_units import TICK_MIN
 
 ELSEWHERE = ProcessIdentity(
@@ -65,8 +65,8 @@ def _trigger(floor: int = 1) -> StreamTrigger:
 def _kill(
     monkeypatch: pytest.MonkeyPatch, state: str | None, floor: int = 1, other_runs: int = 0
 ) -> None:
-    monkeypatch.setattr(trigger, "_read_task_state", lambda task: state)
-    monkeypatch.setattr(trigger, "_count_other_runs", lambda task: other_runs)
+    monkeypatch.setattr(trigger, "read_task_state", lambda task: state)
+    monkeypatch.setattr(trigger, "count_other_runs", lambda task: other_runs)
     asyncio.run(_trigger(floor).on_kill())
 
 
@@ -183,6 +183,42 @@ def test_a_live_stream_is_reported_when_its_run_is_due(store: Store) -> None:
     seen = watching._observe_change(store, observer)
     assert seen is not None
     assert seen.as_dict()["state"] == "live"
+
+
+def test_the_settle_time_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default survives the delays that were published: 6.5 and 7 seconds."""
+    assert read_settle_seconds() > 7
+    monkeypatch.setenv("AIRFLOW__TIDEGATE__TRIGGER_SETTLE", "0.5")
+    assert read_settle_seconds() == 0.5
+
+
+@pytest.mark.parametrize("kind", ["stream", "epoch", "late epoch"])
+def test_no_event_comes_before_the_settle_time(
+    empty_log: SlotLog, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Airflow would lose it, and take the task for killed."""
+    clock, settle = ManualClock(), read_settle_seconds()
+    begun = clock.monotonic()
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+
+    fake = SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread)
+    monkeypatch.setattr(trigger, "asyncio", fake)
+    monkeypatch.setattr(trigger, "SYSTEM_CLOCK", clock)
+    Lease.acquire(empty_log.store, "p", ELSEWHERE).release()
+    watching: StreamTrigger | EpochTrigger = _trigger()
+    if kind != "stream":
+        patience = 300.0 if kind == "epoch" else 1.0
+        timeline = 0 if kind == "epoch" else 5
+        watching = EpochTrigger(pipeline="p", timeline=timeline, result={}, patience=patience)
+        seal_epoch(empty_log)
+
+    async def first() -> None:
+        await anext(watching.run())
+
+    asyncio.run(first())
+    assert clock.monotonic() - begun >= settle
 
 
 @pytest.mark.parametrize("first", ["launched", "standby"])

@@ -20,11 +20,10 @@ from sqlalchemy.orm import Session, selectinload
 
 from tidegate.checkpoints.store import Store
 from tidegate.json_types import JsonObject, JsonView
-
-from .errors import NO_CONNECTION
-from .factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
-from .pipeline_operator import ACTIVE_RUN_STATES
-from .store_access import StoreAccess
+from tidegate.operators.errors import NO_CONNECTION
+from tidegate.operators.factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_TAG_PREFIX
+from tidegate.operators.pipeline_operator import ACTIVE_RUN_STATES
+from tidegate.operators.store_access import StoreAccess
 
 STREAM_DAG_SUFFIX: Final = ".stream"
 TIDEGATE_TAG = "tidegate"
