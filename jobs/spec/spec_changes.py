@@ -23,7 +23,7 @@ from .column_types import collect_recorded_types, derive_table_types
 from .field_rules import ChangeEffect, FieldRule, RuleCondition, find_field_rule
 from .job_spec import JobSpec
 from .pipeline import EVENTS, PipelineSpec
-from .window_specs import WindowSpec
+from .window_specs import Aggregate, WindowSpec
 
 _REOPENED = find_field_rule(PipelineSpec, "windows.*.lateness").why
 _RESTART_ADVICE = "start again under another name, or let the driver finish with the old spec first"
@@ -419,12 +419,13 @@ def _compare_orders(old: PipelineSpec, new: PipelineSpec) -> Iterator[SpecChange
 
 
 def _list_differing_paths(left: JsonView, right: JsonView, prefix: str = "") -> Iterator[str]:
-    """Dotted names of the leaves that differ."""
+    """Dotted names of the leaves that differ; an aggregate is one."""
     for name in sorted(left.keys() | right.keys()):
         one, other = left.get(name), right.get(name)
         if one == other:
             continue
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
+        is_aggregate = isinstance(one, Mapping) and one.keys() == Aggregate.model_fields.keys()
+        if isinstance(one, Mapping) and isinstance(other, Mapping) and not is_aggregate:
             yield from _list_differing_paths(one, other, f"{prefix}{name}.")
         else:
             yield prefix + name

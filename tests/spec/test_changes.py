@@ -519,6 +519,18 @@ def test_rows_in_the_buffer_of_a_stream_are_not_forgotten() -> None:
     assert [c.verdict for c in compare_specs(old, new, LiveState())] == [ChangeEffect.KEPT]
 
 
+def test_the_rule_of_a_fold_does_not_change_over_its_state() -> None:
+    """A changed aggregate is named as one, as in the YAML."""
+    old = edited(lambda s: s.update(copy.deepcopy(STREAM)))
+
+    def change(spec: dict[str, Any]) -> None:
+        spec.update(copy.deepcopy(STREAM))
+        spec["reducers"]["r"]["aggregates"]["total"] = "max(v + 1)"
+
+    (found,) = compare_specs(old, edited(change), LiveState())
+    assert (found.what, found.verdict) == ("reducers.r.aggregates.total", ChangeEffect.REFUSED)
+
+
 def test_the_fields_of_jobs_are_compared_by_the_same_table() -> None:
     """What only Airflow uses is left out."""
     old, new = (
