@@ -92,16 +92,20 @@ class Suite(SpecModel):
     checks: tuple[Check, ...] = Field(min_length=1)
 
 
-def limit_values(limits: QualityLimits, freshness: int | None = None) -> dict[str, float]:
-    """Return the limits as plain numbers; durations in seconds.
+def limit_values(spec: PipelineSpec | JobSpec | None = None) -> dict[str, float]:
+    """Return the limits as plain numbers; durations in seconds. Without a spec the defaults.
 
-    Args:
-        limits: those of the spec.
-        freshness: `supervision.freshness` in ticks, if the limits have none.
+    Without a limit for freshness that of the supervision counts. A driver waits when its tables
+    lack `outputs.max_unpublished` epochs, so half of it is the default for unpublished ones.
     """
-    plain: dict[str, float] = limits.model_dump() | {
-        "freshness": limits.freshness or freshness or 0
-    }
+    limits = spec.quality.limits if spec else QualityLimits()
+    freshness = limits.freshness or (spec.supervision.freshness if spec else None) or 0
+    unpublished = limits.unpublished
+    if unpublished is None:
+        most = spec.outputs.max_unpublished if isinstance(spec, PipelineSpec) else 50
+        unpublished = max(1, most // 2)
+    plain: dict[str, float] = limits.model_dump()
+    plain |= {"freshness": freshness, "unpublished": unpublished}
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
@@ -176,7 +180,7 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
         for check in suite.checks:
             # Formatted once now: an unknown limit in the sentence would otherwise fail in the
             # night.
-            check.says.format(**limit_values(QualityLimits()))
+            check.says.format(**limit_values())
     except ValidationError as error:
         mistakes = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
     except (YAMLError, KeyError, ValueError) as error:
