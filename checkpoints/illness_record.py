@@ -1,8 +1,8 @@
 """Which epochs the quality runs found ill: `quality/illness.json`, for `recover_to: latest_healthy`.
 
-A quality run judges the epochs of a timeline in slices of `quality.recent` (docs/quality.md). A
-complete slice is judged once, and its verdict stays. The newest epochs, which fill no slice yet, are
-judged again by each run. Ranges of ill epochs are kept until retention has deleted their epochs.
+A quality run judges the epochs since the previous run, in slices of `quality.recent`
+(docs/quality.md). Each epoch is judged once. Ranges of ill epochs are kept until retention has
+deleted their epochs, so that neither time nor later runs make an ill epoch healthy.
 
 The record can be restored from the result of any later run, each of which has a copy. Light: no
 pandas, no Great Expectations.
@@ -11,6 +11,7 @@ pandas, no Great Expectations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from tidegate.json_types import JsonObject
 
@@ -25,6 +26,52 @@ from .store import NotFoundError, Store
 _RESULTS_TRIED = 20  # newest ones, when the record is damaged; the newest readable one is taken
 
 
+QUALITY_EVERY_SECONDS = 600.0
+"""By default Airflow checks a pipeline at most once in so many seconds.
+
+A run takes about ten seconds of one core, most of them for the import of Great Expectations, and half
+a second for each slice.
+"""
+INTERVAL_VARIABLE = "TIDEGATE_QUALITY_EVERY"
+"""Environment variable with the seconds between the runs that Airflow starts."""
+_RUNS_MISSED = 3  # runs that may be missing before a verdict is stale
+
+
+def is_verdict_stale(checked_at: float, sealed_at: float, every: float | None = None) -> bool:
+    """Return whether epochs were sealed for several runs after a verdict, and none has judged them.
+
+    Args:
+        checked_at: time of the verdict, in seconds.
+        sealed_at: when the newest epoch was sealed.
+        every: seconds between two runs; None: Airflow's default.
+    """
+    return sealed_at - checked_at > _RUNS_MISSED * (every or QUALITY_EVERY_SECONDS)
+
+
+def read_verdict(
+    store: Store, pipeline: str, *, sealed_at: int | None, now: int
+) -> JsonObject | None:
+    """Return the newest verdict in short, with its age; None before the first.
+
+    Args:
+        store: the store.
+        pipeline: its name.
+        sealed_at: when the newest epoch was sealed, in ticks.
+        now: ticks.
+    """
+    result = read_json_object(store, f"{BucketLayout(pipeline).quality_prefix}results/latest.json")
+    try:
+        at = datetime.fromisoformat(result["at"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
+    every = result.get("every")
+    return {
+        **{name: result.get(name) for name in ("at", "verdict", "checkpoint")},
+        "age_seconds": round(max(0.0, now / 1e6 - at), 3),
+        "stale": sealed_at is not None and is_verdict_stale(at, sealed_at / 1e6, every),
+    }
+
+
 class IllRange(BucketRecord):
     """Epochs `first` to `last` of a timeline, for which a critical check failed."""
 
@@ -37,12 +84,12 @@ class TimelineHealth(BucketRecord):
     """What is known about the epochs of one timeline.
 
     Attributes:
-        since: the last complete slice begins after this epoch.
-        judged: the last complete slice ends with this epoch.
+        since: the newest epochs of the last run begin after this one.
+        judged: epochs up to this one were judged.
         head: newest epoch that a run has looked at.
-        newest_since: the newest epochs, which were judged last, begin after this one.
-        ill: ranges in complete slices, in order.
-        newest: ranges in the newest epochs; the next run replaces them.
+        newest_since: epochs from `judged` to this one were not looked at yet.
+        ill: ranges in what was judged, in order.
+        newest: ranges after `newest_since`; the next run replaces them.
         totals: running counters over the lineage up to `judged`.
     """
 

@@ -1,20 +1,21 @@
 """Which epochs a quality run judges, and how they are cut into slices.
 
-A slice has `quality.recent` epochs, or those of one `quality.recent_time`. Slices follow each other
-from the beginning of a timeline, so that it does not matter when the runs took place. Each complete
-one is judged once. The newest epochs are judged by every run besides.
+The epochs since the previous run are cut into slices of `quality.recent` epochs, or of one
+`quality.recent_time`. The last slice may be shorter; it is judged together with epochs before it, as
+many as make a whole one: the *newest epochs*. Its verdict counts for its own epochs alone. If some
+of the epochs before it are ill, it is judged by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.checkpoints.illness_record import IllRange, TimelineHealth, add_range
 from tidegate.jobs.spec.operations import QualitySpec
 
 MOST_SLICES = 60
-"""Complete slices that one run judges, oldest first; each takes about half a second."""
+"""Slices that one run judges, oldest first; each takes about half a second."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +32,42 @@ class SlicePlan:
 
     Attributes:
         newest: the newest epochs, a full slice if there are that many.
-        complete: slices that no run has judged, oldest first; the last one may equal `newest`.
-        start: the last slice that was judged before ends with this epoch.
+        slices: slices of the epochs that no run has judged, oldest first. They end before `newest`
+            if there are very many.
+        start: epochs up to this one have been judged before.
+        is_alone: the last slice is judged alone, however short, as epochs just before it are ill.
     """
 
     newest: EpochSlice
-    complete: tuple[EpochSlice, ...]
+    slices: tuple[EpochSlice, ...]
     start: int
+    is_alone: bool = False
+
+    def separate_ill(self, ill: Sequence[IllRange]) -> SlicePlan:
+        """Return the plan for ranges that are known to be ill: they do not make what follows ill."""
+        first, last = self.newest.since + 1, self.start
+        return replace(self, is_alone=any(one.first <= last and one.last >= first for one in ill))
 
     @property
     def older(self) -> tuple[EpochSlice, ...]:
-        """Complete slices other than the newest epochs."""
-        return tuple(one for one in self.complete if one != self.newest)
+        """The slices that are not judged as a part of the newest epochs."""
+        last = self.last
+        return self.slices if last is None else self.slices[:-1]
+
+    @property
+    def last(self) -> EpochSlice | None:
+        """The slice that is judged as a part of the newest epochs."""
+        if not self.slices:
+            return None
+        last = self.slices[-1]
+        is_part = last.last == self.newest.last and last.since >= self.newest.since
+        is_alone = self.is_alone and last != self.newest
+        return last if is_part and not is_alone else None
 
     @property
     def judged(self) -> int:
-        """The last complete slice ends here."""
-        return self.complete[-1].last if self.complete else self.start
+        """The last slice ends here."""
+        return self.slices[-1].last if self.slices else self.start
 
 
 def plan_slices(
@@ -57,7 +77,7 @@ def plan_slices(
 
     Args:
         epochs: number and time of the seal in ticks, oldest first, without gaps.
-        start: epochs up to this one are in slices that were judged.
+        start: epochs up to this one have been judged.
         size: epochs of a slice, if `quality` has no `recent_time`.
         quality: whether slices are as long as a time.
         now: ticks.
@@ -67,32 +87,27 @@ def plan_slices(
     head = epochs[-1][0]
     if quality.recent_time is None:
         newest = EpochSlice(max(epochs[0][0] - 1, head - size), head)
-        ends = [*range(start + size, head + 1, size)]
+        ends = [*range(start + size, head, size), *([head] if head > start else [])]
     else:
         old = [slot for slot, at in epochs if at <= now - quality.recent_time]
         newest = EpochSlice(max(old, default=epochs[0][0] - 1), head)
-        ends = _find_ends_by_time(epochs, start, quality.recent_time, now)
+        ends = _find_ends_by_time(epochs, start, quality.recent_time)
     ends = ends[:MOST_SLICES]
     pairs = zip([start, *ends], ends, strict=False)
     return SlicePlan(newest, tuple(EpochSlice(since, last) for since, last in pairs), start)
 
 
-def _find_ends_by_time(
-    epochs: Sequence[tuple[int, int]], start: int, length: int, now: int
-) -> list[int]:
-    """Last epochs of the complete slices: no later epoch can belong to them."""
+def _find_ends_by_time(epochs: Sequence[tuple[int, int]], start: int, length: int) -> list[int]:
+    """Last epochs of slices whose epochs were sealed within a time."""
     ends: list[int] = []
-    opened, before = None, start
+    opened = None
     for slot, at in epochs:
         if slot <= start:
             continue
-        if opened is not None and at > opened + length:
-            ends.append(before)
-            opened = None
-        opened = at if opened is None else opened
-        before = slot
-    if opened is not None and now > opened + length:
-        ends.append(before)
+        if opened is None or at > opened + length:
+            opened = at
+            ends.append(slot)
+        ends[-1] = slot
     return ends
 
 
@@ -118,26 +133,23 @@ def note_verdicts(
     """
     ill = health.ill
     verdicts = [*zip(plan.older, older, strict=True)]
-    is_complete = plan.newest in plan.complete
-    if is_complete:
-        verdicts.append((plan.newest, newest))
+    if plan.last is not None:
+        verdicts.append((plan.last, newest))
     for part, failures in verdicts:
         for one in _clip_failures(failures, part.since, part.last):
             ill = add_range(ill, one)
     for check, first, last in damaged:
         ill = add_range(ill, IllRange(check=check, first=first, last=last))
-    # Slices before the newest epochs have their own verdicts.
+    # Only with slices that are still to be judged: the next run replaces this.
     begin = max(plan.judged, plan.newest.since)
-    provisional = [] if is_complete else _clip_failures(newest, begin, plan.newest.last)
-    last_since = plan.complete[-1].since if plan.complete else health.since
     return health.model_copy(
         update={
-            "since": last_since,
+            "since": plan.newest.since,
             "judged": plan.judged,
             "head": plan.newest.last,
             "newest_since": begin,
             "ill": ill,
-            "newest": tuple(provisional),
+            "newest": tuple(_clip_failures(newest, begin, plan.newest.last)),
         }
     )
 

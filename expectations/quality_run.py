@@ -40,6 +40,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.illness_record import (
+    INTERVAL_VARIABLE,
     IllnessRecord,
     TimelineHealth,
     forget_retired,
@@ -91,8 +92,6 @@ if TYPE_CHECKING:
     )
 
 SCHEMA_VERSION = 1
-INTERVAL_VARIABLE = "TIDEGATE_QUALITY_EVERY"
-"""Environment variable with the seconds between the runs that Airflow starts."""
 _ABOUT_HEAD = "checkpoint_health"  # the summary that is about the newest checkpoint alone
 _MANIFESTS_READ = 200  # of a slice, one GET each; a `recent_time` of a day may hold more epochs
 _READER_THREADS = 8
@@ -278,7 +277,7 @@ class Gathered:
 def gather_batch_slices(
     spec: JobSpec, store: Store, clock: Clock, record: IllnessRecord
 ) -> Gathered:
-    """Read the manifests of a job that no run has judged in a complete slice.
+    """Read the manifests of a job that no run has judged, and one slice before them.
 
     A slice has `quality.recent` batches of each query, at most 200 in all, or those of one
     `quality.recent_time`. Retired batches are left out.
@@ -299,6 +298,7 @@ def gather_batch_slices(
     manifests = [manifest for manifest in found if manifest is not None]
     epochs = [(manifest.slot, manifest.created_at) for manifest in manifests]
     plan = plan_slices(epochs, max(judged, first - 1), size, quality, now)
+    plan = plan.separate_ill(health.ill) if health else plan
 
     def cut(part: EpochSlice) -> JobEvidence:
         own = [m for m in manifests if part.since < m.slot <= part.last][-MOST_MANIFESTS:]
@@ -327,9 +327,8 @@ def gather_slices(
 ) -> PipelineEvidence:
     """Read all tables and manifests that the checks need.
 
-    Of the tables only the epochs are read that no run has judged in a complete slice, and one slice
-    before them. They are cut at the newest epoch of the checkpoints table, so that they fit
-    together.
+    Of the tables only the epochs are read that no run has judged, and one slice before them. They
+    are cut at the newest epoch of the checkpoints table, so that they fit together.
 
     Raises:
         ConfigurationError: a suite is wrong.
@@ -356,8 +355,9 @@ def gather_slices(
     times = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     epochs = sorted(zip(checkpoints["_epoch"].to_pylist(), times.to_pylist(), strict=True))
     plan = plan_slices([one for one in epochs if one[0] > kept], start, size, spec.quality, now)
+    plan = plan.separate_ill(health.ill) if health else plan
     if head is None:
-        plan = replace(plan, complete=())
+        plan = replace(plan, slices=())
     totals = _count_totals(spec, read, health, view_since, start)
     events_since = max(0, epoch - spec.quality.release_epochs)
     first_events = min([events_since, *(part.since for part in plan.older)])
@@ -497,7 +497,7 @@ def _count_totals(
 def _advance_totals(
     totals: Mapping[str, int], evidence: Evidence, start: int, judged: int
 ) -> dict[str, int]:
-    """The running counters up to the end of the last complete slice."""
+    """The running counters up to the end of the last slice."""
     added = Counter(count_closes(evidence.barriers, evidence.view_since, (start, judged)))
     epochs = evidence.checkpoints["_epoch"]
     new = pc.and_(pc.greater(epochs, start), pc.less_equal(epochs, judged))

@@ -3,13 +3,15 @@
 Fast to import: Great Expectations is not needed here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,7 +24,7 @@ from tidegate.json_types import JsonObject
 
 from .errors import BAD_SUITE, CHECK_IDS_DOUBLED, NO_SUITE_FOLDER, UNKNOWN_CHECK
 from .job_batches import JOB_SUMMARIES
-from .summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
+from .summaries import SUMMARIES, TABLE_PREFIX, find_column_kind, list_frame_columns
 
 _DURATION_LIMITS = {
     *("lateness_p99", "checkpoint_age", "seal_p95", "freshness"),
@@ -34,6 +36,27 @@ _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 Need = Literal["barriers", "streams", "windows", "events", "rules", "freshness"]
 Scope = Literal["recent", "all"]
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        zoned = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return zoned.isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return [_to_text(one) for one in value]
+    return value
+
+
+def _flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _flatten(one)
+    else:
+        yield value
 
 
 class Check(SpecModel):
@@ -67,10 +90,21 @@ class Check(SpecModel):
     def _list_problems(self) -> Iterator[str]:
         if self.summary.startswith(TABLE_PREFIX) and self.scope == "all":
             yield "a check of a table looks at recent rows; leave scope out"
+        for name, value in self.kwargs.items():
+            if any(isinstance(one, float) and not isfinite(one) for one in _flatten(value)):
+                yield f"{name}: nothing can be compared with {value}; leave an open end out"
         known = QualityLimits.model_fields
         for value in self.kwargs.values():
             if isinstance(value, dict) and "limit" in value and value["limit"] not in known:
                 yield f"no limit {value['limit']!r}; there are: {', '.join(known)}"
+
+    @field_validator("kwargs", mode="before")
+    @classmethod
+    def _write_times_as_text(cls, kwargs: Any) -> Any:
+        """YAML makes a time of what looks like one; columns are compared with its text."""
+        if not isinstance(kwargs, dict):
+            return kwargs
+        return {name: _to_text(value) for name, value in kwargs.items()}
 
     def resolve_kwargs(self, limits: dict[str, float]) -> JsonObject:
         """Return the arguments of the expectation, with the limits filled in."""
@@ -229,7 +263,42 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
             for name in {*([names] if isinstance(names, str) else names)} - {*columns}:
                 says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
                 mistakes.append((("checks", place, "kwargs", key), says))
+        if not isinstance(spec, JobSpec):
+            mistakes += [
+                (("checks", place, "kwargs", key), says)
+                for key, says in _list_bad_limits(spec, check, columns)
+            ]
     return mistakes
+
+
+def _list_bad_limits(
+    spec: PipelineSpec, check: Check, columns: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Limits with which the values of a table's column cannot be compared."""
+    column = check.kwargs.get("column")
+    table = check.summary.removeprefix(TABLE_PREFIX)
+    if table == check.summary or column not in columns or column == "_row":
+        return
+    kind = find_column_kind(spec, table, column)
+    for key in ("min_value", "max_value"):
+        limit = check.kwargs.get(key)
+        if limit is None or kind is None or "_length" in check.expect or "_count" in check.expect:
+            continue
+        is_named = isinstance(limit, dict)
+        is_number = is_named or (isinstance(limit, int | float) and not isinstance(limit, bool))
+        fits = is_number if kind == "number" else isinstance(limit, str)
+        if fits and kind == "time" and isinstance(limit, str):
+            fits = _is_time(limit)
+        if not fits:
+            yield key, f"{column} of {table} holds a {kind}, which cannot be compared with {limit!r}"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need], owner: str) -> Suite | None:

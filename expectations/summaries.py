@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.checkpoints.freshness import Wait, mark_outages, select_since_outage
 from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     FLAGGED,
@@ -282,20 +283,23 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
 def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
     """One row per source: time from the arrival of objects until recent epochs sealed them.
 
-    In seconds. An epoch counts with the oldest object that it read of the source.
+    In seconds. An epoch counts with the oldest object that it read of the source. Rows that waited
+    for an outage, or for the start of a driver, count only until the driver has caught up.
     """
-    waits: dict[str, list[float]] = {source: [] for source in evidence.spec.sources}
-    for manifest in evidence.manifests:
+    goal = evidence.spec.quality.limits.freshness or evidence.spec.supervision.freshness or 0
+    waits: dict[str, list[Wait]] = {source: [] for source in evidence.spec.sources}
+    sealed = [manifest.created_at for manifest in evidence.manifests]
+    for manifest, paused in zip(evidence.manifests, mark_outages(sealed, goal), strict=True):
         for source, arrived in manifest.find_oldest_arrivals().items():
-            wait = max(0, manifest.created_at - arrived) / _TICKS_PER_SECOND
+            wait = Wait(arrived, manifest.created_at, paused)
             waits.setdefault(source, []).append(wait)
-    return _make_frame(
-        "source epochs sealed_p50_s sealed_p95_s",
-        [
-            (source, len(found), *(_compute_quantile(found, q) for q in (0.50, 0.95)))
-            for source, found in waits.items()
-        ],
-    )
+    rows = []
+    for source, found in waits.items():
+        judged = select_since_outage(found, goal)
+        seconds = [max(0, wait.done - wait.arrived) / _TICKS_PER_SECOND for wait in judged]
+        quantiles = (_compute_quantile(seconds, q) for q in (0.50, 0.95))
+        rows.append((source, len(seconds), *quantiles))
+    return _make_frame("source epochs sealed_p50_s sealed_p95_s", rows)
 
 
 def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
@@ -485,6 +489,18 @@ def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
     nothing: Any = {"events_since": 0, "head": None, "past": None, "sealed": 0, "now": 0}
     evidence = Evidence(spec, **empty, **nothing, wanted=False, verified="none")
     return list(SUMMARIES[summary](evidence).columns)
+
+
+def find_column_kind(spec: PipelineSpec, table: str, column: str) -> str | None:
+    """Return whether a column of a table holds a number, a text or a time; None for another type."""
+    from tidegate.jobs.sinks.output_tables import build_table_schema
+
+    kind = build_table_schema(spec, table).field(column).type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_timestamp(kind):
+        return "time"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
 
 
 def name_rows(table: pa.Table) -> list[str]:

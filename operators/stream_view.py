@@ -424,7 +424,7 @@ class StreamView:
         if not result:
             return None
         docs = str(result.get("docs") or "").partition("/quality/docs/")[2]
-        names = ("at", "verdict", "checkpoint", "failed")
+        names = ("at", "verdict", "checkpoint", "failed", "every")
         return {**{name: result.get(name) for name in names}, "docs": docs or "index.html"}
 
     # Epochs

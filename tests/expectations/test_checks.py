@@ -11,7 +11,6 @@ import pytest
 import tidegate
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.suite_files import limit_values, load_suites
-from tidegate.jobs.spec.operations import QualityLimits
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason, LateReason
 
