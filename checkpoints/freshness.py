@@ -16,13 +16,15 @@ class Wait:
 
     Attributes:
         arrived: when the oldest object arrived.
-        done: when the rows were sealed or visible.
+        done: when the rows were sealed or visible; now, while they are neither.
         after_outage: nothing was sealed or visible for longer than the goal just before.
+        is_over: the rows were sealed or visible.
     """
 
     arrived: int
     done: int
     after_outage: bool = False
+    is_over: bool = True
 
 
 def select_since_outage(waits: Sequence[Wait], goal: int) -> Sequence[Wait]:
@@ -36,7 +38,7 @@ def select_since_outage(waits: Sequence[Wait], goal: int) -> Sequence[Wait]:
         goal: ticks.
     """
     start = max((n for n, wait in enumerate(waits) if wait.after_outage), default=0)
-    caught_up = (w for w in waits[start:] if w.done - w.arrived <= goal)
+    caught_up = (w for w in waits[start:] if w.is_over and w.done - w.arrived <= goal)
     first = next(caught_up, None)
     if first is None:
         return waits[start:]

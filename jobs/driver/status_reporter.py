@@ -399,7 +399,8 @@ class FreshnessMeter:
         waits: dict[str, list[Wait]] = {}
         with self._lock:
             for one in self._journeys:
-                wait = Wait(one.arrived_at, one.visible_at or now, one.after_outage)
+                is_over = one.visible_at is not None
+                wait = Wait(one.arrived_at, one.visible_at or now, one.after_outage, is_over)
                 waits.setdefault(one.source, []).append(wait)
         stale = {}
         for source, own in sorted(waits.items()):
