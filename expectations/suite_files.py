@@ -277,28 +277,36 @@ def _list_bad_limits(
     """Limits with which the values of a table's column cannot be compared."""
     column = check.kwargs.get("column")
     table = check.summary.removeprefix(TABLE_PREFIX)
-    if table == check.summary or column not in columns or column == "_row":
+    is_table = table != check.summary and column in columns and column != "_row"
+    if not is_table or check.expect not in _COMPARING_TYPES:
         return
     kind = find_column_kind(spec, table, column)
     for key in ("min_value", "max_value"):
         limit = check.kwargs.get(key)
-        if limit is None or kind is None or "_length" in check.expect or "_count" in check.expect:
-            continue
-        is_named = isinstance(limit, dict)
-        is_number = is_named or (isinstance(limit, int | float) and not isinstance(limit, bool))
-        fits = is_number if kind == "number" else isinstance(limit, str)
-        if fits and kind == "time" and isinstance(limit, str):
-            fits = _is_time(limit)
-        if not fits:
-            yield key, f"{column} of {table} holds a {kind}, which cannot be compared with {limit!r}"
+        if limit is not None and kind is not None and not _can_compare(kind, limit):
+            says = f"{column} of {table} holds a {kind}, which cannot be compared with {limit!r}"
+            yield key, says + ("; write 2026-01-31T00:00:00Z" if kind == "time" else "")
 
 
-def _is_time(text: str) -> bool:
+# These compare the values of a column with `min_value` and `max_value`.
+_COMPARING_TYPES = (
+    "expect_column_values_to_be_between",
+    "expect_column_min_to_be_between",
+    "expect_column_max_to_be_between",
+)
+
+
+def _can_compare(kind: str, limit: Any) -> bool:
+    if kind == "number":  # a named limit is a number
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        return is_number or isinstance(limit, dict)
+    if kind == "text" or not isinstance(limit, str):
+        return isinstance(limit, str)
     try:
-        datetime.fromisoformat(text)
+        # The columns have a zone, and a time without one cannot be compared with them.
+        return datetime.fromisoformat(limit).tzinfo is not None
     except ValueError:
         return False
-    return True
 
 
 def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need], owner: str) -> Suite | None:
