@@ -278,7 +278,7 @@ def _list_bad_limits(
     column = check.kwargs.get("column")
     table = check.summary.removeprefix(TABLE_PREFIX)
     is_table = table != check.summary and column in columns and column != "_row"
-    if not is_table or check.expect not in _COMPARING_TYPES:
+    if not isinstance(column, str) or not is_table or check.expect not in _COMPARING_TYPES:
         return
     kind = find_column_kind(spec, table, column)
     for key in ("min_value", "max_value"):
