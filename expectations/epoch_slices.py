@@ -146,7 +146,8 @@ def note_verdicts(
         update={
             "since": plan.newest.since,
             "judged": plan.judged,
-            "head": plan.newest.last,
+            # Tables that were built anew show fewer epochs than were looked at before.
+            "head": max(health.head, plan.newest.last),
             "newest_since": begin,
             "ill": ill,
             "newest": tuple(_clip_failures(newest, begin, plan.newest.last)),

@@ -300,14 +300,15 @@ def gather_batch_slices(
     plan = plan_slices(epochs, max(judged, first - 1), size, quality, now)
     plan = plan.separate_ill(health.ill) if health else plan
 
-    def cut(part: EpochSlice) -> JobEvidence:
+    def cut(part: EpochSlice, *, is_older: bool = True) -> JobEvidence:
         own = [m for m in manifests if part.since < m.slot <= part.last][-MOST_MANIFESTS:]
         newest = own[-1] if own else head.record
-        return JobEvidence(spec, newest, part.since, own, now, is_older=part.last < head.slot)
+        return JobEvidence(spec, newest, part.since, own, now, is_older)
 
     start = plan.start
     own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
-    return Gathered(cut(plan.newest), tuple(map(cut, plan.older)), plan, head.timeline, own)
+    newest = cut(plan.newest, is_older=False)
+    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, own)
 
 
 @dataclass(frozen=True)
@@ -348,7 +349,7 @@ def gather_slices(
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
     head = find_manifest(epoch)
     if _are_tables_behind(checkpoints, head, sealed, view_since):
-        newest = _describe_nothing(spec, read, now, behind=True)
+        newest = _describe_behind(spec, read, now)
         return PipelineEvidence(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
     start = max(judged, kept)
@@ -418,10 +419,8 @@ def _are_tables_behind(
     return head is None or newest["checkpoint_id"][0].as_py() != str(head.id)
 
 
-def _describe_nothing(
-    spec: PipelineSpec, read: TableReader, now: int, *, behind: bool
-) -> Evidence:
-    """Evidence without any row."""
+def _describe_behind(spec: PipelineSpec, read: TableReader, now: int) -> Evidence:
+    """Evidence without any row: the tables do not show the current timeline."""
 
     def read_none(name: str, *, whole: bool = False) -> pa.Table:
         return read(name, since=_NO_EPOCH, whole=whole)
@@ -444,7 +443,7 @@ def _describe_nothing(
         tables={
             name: read_none(name, whole=True) for name in list_checked_tables(load_suites(spec))
         },
-        tables_behind=behind,
+        tables_behind=True,
     )
 
 
