@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -12,12 +11,12 @@ from tidegate.errors import ConfigurationError
 from tidegate.json_types import JsonObject
 
 from .batch_notes import BatchNotes
-from .bucket_layout import BucketLayout, CheckpointId
+from .bucket_layout import CheckpointId
 from .errors import CHECKPOINT_UNKNOWN, CHECKPOINTS_ILL
+from .illness_record import read_illness
 from .manifest import Counters, FileRef, Manifest
 from .pins import Roots, RootsFile
 from .record_models import FrozenModel
-from .shared_documents import read_json_object
 from .slot_index import READ_WORKERS, SlotIndex, SlotSummary
 from .slot_log import LineageSegment, SlotLog
 from .store import Store
@@ -225,69 +224,16 @@ def make_annotator(
 IllnessFinder = Callable[[CheckpointId], str | None]
 
 
-@dataclass(frozen=True)
-class _QualityRun:
-    """What one quality run says about epochs.
-
-    Attributes:
-        since: epochs up to this one were not judged.
-        critical: critical checks that failed, with the first and last epoch that each is about.
-    """
-
-    checkpoint: CheckpointId
-    at: str
-    since: int
-    critical: tuple[tuple[str, int, int], ...]
-
-    def find_illness(self, checkpoint: CheckpointId) -> str | None:
-        """Return which check failed for a checkpoint's epoch, or for the end that it continues."""
-        slot = min(checkpoint.slot, self.checkpoint.slot)
-        for check, first, last in self.critical:
-            if first <= slot <= last:
-                return f"check {check} failed for epochs {first} to {last} ({self.checkpoint})"
-        return None
-
-
 def build_illness_finder(store: Store, pipeline: str) -> IllnessFinder:
     """Return a function that says why the quality runs find a checkpoint unhealthy; None: healthy.
 
-    The runs are read now; the function does not see later ones.
+    The record of ill epochs is read now; the function does not see later runs.
 
-    The newest run of its timeline whose recent epochs include the checkpoint or begin before it
-    judges it, by the critical checks that failed for its epoch. A checkpoint after the newest run
-    counts as that run's last epoch, because it continues the same state. Warnings and checks over
-    the whole past do not count. A checkpoint that no run judged is healthy.
+    A checkpoint is ill if a critical check failed for its epoch. One that no run has judged yet
+    continues the state of the last judged one on its timeline. Warnings, checks over the whole past
+    and checks that could not run do not count. A timeline that no run has judged is healthy.
     """
-    runs = sorted(
-        _read_quality_runs(store, pipeline),
-        key=lambda run: (run.checkpoint.slot, run.at, not run.critical),
-        reverse=True,
-    )
-
-    def find_illness(checkpoint: CheckpointId) -> str | None:
-        for run in runs:
-            if run.checkpoint.timeline == checkpoint.timeline and run.since < checkpoint.slot:
-                return run.find_illness(checkpoint)
-        return None
-
-    return find_illness
-
-
-def _read_quality_runs(store: Store, pipeline: str) -> list[_QualityRun]:
-    history = read_json_object(store, f"{BucketLayout(pipeline).quality_prefix}history.json")
-    try:
-        return [
-            _QualityRun(
-                CheckpointId.parse(entry["checkpoint"]),
-                entry["id"],
-                entry["recent_since"],
-                tuple((one["check"], *one["epochs"]) for one in entry["critical"]),
-            )
-            for entry in history.get("runs", ())
-            if entry["checkpoint"]
-        ]
-    except (ValueError, KeyError):
-        return []
+    return read_illness(store, pipeline).explain_illness
 
 
 # What differs between two checkpoints: rows, frontiers, windows, tables, state, sources, spec.

@@ -114,6 +114,7 @@ class PipelineStatus(TypedDict):
     counts: Json | None
     sources: dict[str, SourceData]
     open_barriers: list[Json]
+    quality: Json | None
     attachments: Json
 
 
@@ -387,9 +388,13 @@ class QualityData(TypedDict):
     timeline: int | None
     epoch: int | None
     recent_since: Any
+    judged_since: int
+    slices: int
+    every: float | None
     verdict: str
     failed: list[Json]
     checks: list[Json]
+    illness: Json
     seconds: float
 
 

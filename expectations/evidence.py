@@ -1,8 +1,10 @@
 """What the checks of a pipeline look at."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -45,6 +47,10 @@ class Evidence:
             `head` is a problem.
         verified: verdict on the objects that `head` needs, by presence and size; ``none`` before
             the first.
+        tables_behind: the tables do not show the current timeline yet, so that nothing was judged.
+        is_older: it is about a slice before the newest epochs.
+        totals: running counters over the lineage up to epoch `totals_upto`.
+        view_since: the tables were read from the epoch after this one.
     """
 
     spec: PipelineSpec
@@ -64,6 +70,11 @@ class Evidence:
     rejections: pa.Table | None = None
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
     manifests: Sequence[Manifest] = ()
+    tables_behind: bool = False
+    is_older: bool = False
+    totals: Mapping[str, int] = field(default_factory=dict)
+    totals_upto: int = 0
+    view_since: int = 0
 
     def count_rows(self) -> tuple[defaultdict[str, RowCounts], defaultdict[str, RowCounts]]:
         """Count the rows of each source that `head` has: of all epochs, and of recent ones."""
@@ -79,6 +90,42 @@ class Evidence:
     def select_recent(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table that recent epochs wrote."""
         return table.filter(pc.greater(table["_epoch"], self.recent_since))
+
+    def cut_slice(self, manifests: Mapping[int, Manifest], since: int, last: int) -> Evidence:
+        """Return the evidence about an older slice: the epochs after `since` up to `last`.
+
+        Args:
+            manifests: number of an epoch -> its manifest; has `last`, and `since` unless it is 0.
+            since: the slice begins after this epoch.
+            last: its last epoch.
+        """
+
+        def cut(table: pa.Table, first: int = self.view_since) -> pa.Table:
+            epoch = table["_epoch"]
+            return table.filter(
+                pc.and_(pc.greater(epoch, first), pc.less_equal(epoch, last))
+            )
+
+        return replace(
+            self,
+            late=cut(self.late),
+            barriers=cut(self.barriers),
+            checkpoints=cut(self.checkpoints),
+            dead_letters=cut(self.dead_letters),
+            rejections=None if self.rejections is None else cut(self.rejections),
+            events=cut(self.events, since),
+            events_since=since,
+            tables={name: cut(table, since) for name, table in self.tables.items()},
+            head=manifests[last],
+            past=manifests.get(since),
+            recent_since=since,
+            manifests=[manifests[n] for n in range(since + 1, last + 1) if n in manifests],
+            is_older=True,
+            # These are about the newest checkpoint alone.
+            sealed=last,
+            wanted=False,
+            verified="unknown",
+        )
 
 
 def _count_by_source(manifest: Manifest | None) -> defaultdict[str, RowCounts]:

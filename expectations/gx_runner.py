@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.rules.duck_frame import select_rows
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject
 
-from .errors import BAD_CHECK
 from .evidence import ORIGIN, Evidence
 from .job_batches import JobEvidence
-from .suite_files import Check, limit_values, load_suites
+from .suite_files import Check, Suite, limit_values, load_suites
 from .summaries import (
     TABLE_PREFIX,
     build_frame,
@@ -37,14 +36,19 @@ from .summaries import (
 )
 
 if TYPE_CHECKING:
-    from great_expectations.core.expectation_validation_result import ExpectationValidationResult
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
     from great_expectations.data_context.data_context.abstract_data_context import (
         AbstractDataContext,
     )
+    from great_expectations.datasource.fluent import PandasDatasource
 
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 SAMPLE_ROWS = 5
 """Rows that a failed check shows of those behind it."""
+_TROUBLE_LENGTH = 300  # characters of the reason why a check could not run
 _ROWS_NAMED = 50  # in the command that shows them; a longer one does not fit a shell's line
 
 
@@ -67,6 +71,8 @@ class CheckResult:
         value: the value of the summary that is nearest to the limit or farthest beyond it; of a
             check without a numeric limit, how many rows of the summary broke it.
         limit: what `value` may be at most, or with `is_least` at least.
+        trouble: why the check could not run; empty if it could.
+        page_suffix: of its page, if it is about a slice before the newest epochs.
     """
 
     id: str
@@ -86,11 +92,13 @@ class CheckResult:
     value: float | None = None
     limit: float | None = None
     is_least: bool = False
+    trouble: str = ""
+    page_suffix: str = ""
 
     @property
     def page_name(self) -> str:
         """Name of its Data Docs page."""
-        return f"{self.suite}.{self.summary}"
+        return f"{self.suite}.{self.summary}{self.page_suffix}"
 
 
 @dataclass(frozen=True)
@@ -98,16 +106,21 @@ class RunResult:
     """The results of all checks.
 
     Attributes:
-        checks: passed and failed ones, in the order of the suites.
+        checks: passed and failed ones, in the order of the suites; of several slices the newest
+            failure.
         frames: the summaries that were looked at, by name.
         titles: suite -> its title.
         validations: page -> GX's own result, which the Data Docs are rendered from.
+        newest: all checks over the newest epochs alone.
+        older: all checks over each older slice.
     """
 
     checks: tuple[CheckResult, ...]
     frames: Mapping[str, pd.DataFrame]
     titles: Mapping[str, str]
     validations: Mapping[str, Any]
+    newest: tuple[CheckResult, ...] = ()
+    older: tuple[tuple[CheckResult, ...], ...] = ()
 
     @property
     def failed_checks(self) -> tuple[CheckResult, ...]:
@@ -122,53 +135,175 @@ class RunResult:
         return "warn" if self.failed_checks else "pass"
 
 
-def run_suites(evidence: Evidence | JobEvidence) -> RunResult:
-    """Run all suites over the evidence.
+def run_suites(
+    evidence: Evidence | JobEvidence, older: Sequence[Evidence | JobEvidence] = ()
+) -> RunResult:
+    """Run all suites over the newest epochs, and the checks of recent epochs over older slices.
+
+    A check that cannot be computed is critical and failed; it stops no other check.
 
     Raises:
-        ConfigurationError: a suite is wrong, or a check cannot be computed on its summary.
+        ConfigurationError: a suite is wrong.
     """
     suites = load_suites(evidence.spec)
-    needed = {c.summary for s in suites for c in s.checks}
-    frames = {name: build_frame(evidence, name) for name in sorted(needed)}
-    quality, supervision = evidence.spec.quality, evidence.spec.supervision
-    limits = limit_values(quality.limits, supervision.freshness)
-    checks: list[CheckResult] = []
-    validations: JsonObject = {}
+    limits = limit_values(evidence.spec)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # GX and its dependencies warn about themselves; our own code has run by now
+        # GX and its dependencies warn about themselves; our own code has run by now.
+        warnings.simplefilter("ignore")
         source = _make_gx_context().data_sources.add_pandas("summaries")
-        import great_expectations as gx
+        newest = _judge_slice(source, suites, evidence, limits)
+        slices = [_judge_slice(source, suites, one, limits) for one in older]
+    found = [newest, *reversed(slices)]
+    shown = tuple(_pick_shown(results) for results in zip(*(part.checks for part in found)))
+    validations = {name: page for part in found for name, page in part.validations.items()}
+    return RunResult(
+        checks=shown,
+        frames=newest.frames,
+        titles={s.suite: s.title for s in suites},
+        validations=validations,
+        newest=newest.checks,
+        older=tuple(part.checks for part in slices),
+    )
 
-        for suite in suites:
-            for summary in dict.fromkeys(c.summary for c in suite.checks):
-                part = [c for c in suite.checks if c.summary == summary]
-                page, frame = f"{suite.suite}.{summary}", frames[summary]
-                expectations = [_build_expectation(gx.expectations, c, limits) for c in part]
-                asset = source.add_dataframe_asset(page)
-                batch = asset.add_batch_definition_whole_dataframe(summary).get_batch(
-                    batch_parameters={"dataframe": frame}
-                )
-                validations[page] = batch.validate(
-                    gx.ExpectationSuite(name=page, expectations=expectations),
-                    result_format={
-                        "result_format": "COMPLETE",
-                        "unexpected_index_column_names": [str(frame.columns[0])],
-                    },
-                )
-                found = {
-                    result.expectation_config.meta["check"]: result
-                    for result in validations[page].results
-                }
-                checks += [
-                    _interpret_validation(
-                        suite.suite, check, found[check.id], frame, evidence, limits
-                    )
-                    for check in part
-                ]
-    return RunResult(tuple(checks), frames, {s.suite: s.title for s in suites}, validations)
+
+def _pick_shown(results: Sequence[CheckResult]) -> CheckResult:
+    """Of one check's results in several slices, newest first: the newest failure, else the newest."""
+    return next((one for one in results if not one.passed), results[0])
+
+
+@dataclass(frozen=True)
+class _SliceResult:
+    checks: tuple[CheckResult, ...]
+    frames: Mapping[str, pd.DataFrame]
+    validations: Mapping[str, Any]
+
+
+def _judge_slice(
+    source: PandasDatasource,
+    suites: Sequence[Suite],
+    evidence: Evidence | JobEvidence,
+    limits: dict[str, float],
+) -> _SliceResult:
+    """Run all checks over one slice; those of the whole past pass in an older one.
+
+    An older slice has pages only of what failed, so that a long time between two runs makes few.
+    """
+    checks: list[CheckResult] = []
+    frames: dict[str, pd.DataFrame] = {}
+    validations: JsonObject = {}
+    suffix = ""
+    if evidence.is_older and evidence.head is not None:
+        suffix = f".{evidence.recent_since + 1}-{evidence.head.slot}"
+    for suite in suites:
+        for summary in dict.fromkeys(c.summary for c in suite.checks):
+            part = [c for c in suite.checks if c.summary == summary]
+            found, page = _validate_summary(source, suite, part, evidence, limits, frames)
+            results = [
+                replace(one, page_suffix=suffix) if suffix and not one.passed else one
+                for one in found
+            ]
+            checks += results
+            if page is not None and not (suffix and all(one.passed for one in results)):
+                validations[f"{suite.suite}.{summary}{suffix}"] = page
+    return _SliceResult(tuple(checks), frames, validations)
+
+
+def _validate_summary(
+    source: PandasDatasource,
+    suite: Suite,
+    checks: Sequence[Check],
+    evidence: Evidence | JobEvidence,
+    limits: dict[str, float],
+    frames: dict[str, pd.DataFrame],
+) -> tuple[list[CheckResult], ExpectationSuiteValidationResult | None]:
+    """The results of a suite's checks of one summary, and GX's own result.
+
+    The summary is added to the frames.
+    """
+    import great_expectations as gx
+
+    name = checks[0].summary
+    try:
+        frame = frames.setdefault(name, build_frame(evidence, name))
+    except (*_COMPUTING_ERRORS, KeyError) as error:
+        return [_make_trouble(suite.suite, c, limits, str(error)) for c in checks], None
+    expectations, troubles = [], dict[str, str]()
+    for check in checks:
+        if check.scope == "all" and evidence.is_older:
+            continue
+        try:
+            expectations.append(_build_expectation(gx.expectations, check, limits))
+        except _COMPUTING_ERRORS as error:
+            troubles[check.id] = str(error)
+    page = f"{suite.suite}.{name}"
+    validation = None
+    if expectations:
+        asset = source.add_dataframe_asset(f"{page}.{secrets.token_hex(4)}")
+        batch = asset.add_batch_definition_whole_dataframe(name).get_batch(
+            batch_parameters={"dataframe": frame}
+        )
+        validation = batch.validate(
+            gx.ExpectationSuite(name=page, expectations=expectations),
+            result_format={
+                "result_format": "COMPLETE",
+                "unexpected_index_column_names": [str(frame.columns[0])],
+            },
+        )
+    by_id = {r.expectation_config.meta["check"]: r for r in validation.results} if validation else {}
+    results = []
+    for check in checks:
+        if check.id in troubles:
+            results.append(_make_trouble(suite.suite, check, limits, troubles[check.id]))
+        elif check.id not in by_id:
+            results.append(_make_passed(suite.suite, check, limits))
+        elif cause := _find_trouble(by_id[check.id]):
+            results.append(_make_trouble(suite.suite, check, limits, cause))
+        else:
+            results.append(
+                _interpret_validation(suite.suite, check, by_id[check.id], frame, evidence, limits)
+            )
+    return results, validation
+
+
+# What a wrong check may raise when its expectation is made or its frame is built.
+_COMPUTING_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, pa.ArrowException)
+
+
+def _find_trouble(found: ExpectationValidationResult) -> str:
+    """Why an expectation could not be computed; empty if it could."""
+    info = found.exception_info
+    nested = [v for v in info.values() if isinstance(v, dict)]
+    if any(one.get("raised_exception") for one in (info, *nested)):
+        return _find_error_message(info)
+    return ""
+
+
+def _make_passed(suite: str, check: Check, limits: dict[str, float]) -> CheckResult:
+    return CheckResult(
+        id=check.id,
+        suite=suite,
+        summary=check.summary,
+        severity=check.severity,
+        says=check.says.format(**limits),
+        passed=True,
+        observed="judged with the newest epochs",
+        offenders=(),
+        expected=check.resolve_kwargs(limits),
+        scope=check.scope,
+        owner=check.owner or "",
+    )
+
+
+def _make_trouble(suite: str, check: Check, limits: dict[str, float], cause: str) -> CheckResult:
+    """The result of a check that could not run: it fails, and says nothing about any epoch."""
+    cause = " ".join(cause.split())[:_TROUBLE_LENGTH]
+    return replace(
+        _make_passed(suite, check, limits),
+        passed=False,
+        severity="critical",
+        observed=f"it could not run on {check.summary}: {cause}; correct it in its suite file",
+        trouble=cause,
+    )
 
 
 def load_great_expectations() -> None:
@@ -202,17 +337,15 @@ def _build_expectation(library: Any, check: Check, limits: dict[str, float]) -> 
     """The GX object of a check."""
     kind = getattr(library, "".join(part.title() for part in check.expect.split("_")), None)
     if kind is None:
-        raise _make_check_error(check, f"Great Expectations has no {check.expect}")
+        message = f"Great Expectations has no {check.expect}"
+        raise ValueError(message)
     severity = {"critical": "critical", "warn": "warning"}[check.severity]
-    try:
-        return kind(
-            **check.resolve_kwargs(limits),
-            description=check.says.format(**limits),
-            severity=severity,
-            meta={"check": check.id},
-        )
-    except (TypeError, ValueError) as error:
-        raise _make_check_error(check, str(error)) from error
+    return kind(
+        **check.resolve_kwargs(limits),
+        description=check.says.format(**limits),
+        severity=severity,
+        meta={"check": check.id},
+    )
 
 
 def _interpret_validation(
@@ -223,10 +356,6 @@ def _interpret_validation(
     evidence: Evidence | JobEvidence,
     limits: dict[str, float],
 ) -> CheckResult:
-    if found.exception_info.get("raised_exception") or any(
-        isinstance(v, dict) and v.get("raised_exception") for v in found.exception_info.values()
-    ):
-        raise _make_check_error(check, _find_error_message(found.exception_info))
     offenders = _list_offenders(found, frame, check)
     failure: JsonObject = {}
     if not found.success:
@@ -360,10 +489,6 @@ def _find_error_message(info: Mapping[str, Any]) -> str:
     return next((str(m) for m in messages if m), "it could not be computed")
 
 
-def _make_check_error(check: Check, cause: str) -> ConfigurationError:
-    return BAD_CHECK(check=check.id, summary=check.summary, cause=cause)
-
-
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
 # the first column of the summary (None: the summary is about the table as a whole).
 
@@ -444,6 +569,8 @@ def _show_newest(
 ) -> RowSample:
     """The newest rows of a table that meet conditions, which the command has as well."""
     epochs = [f"_epoch > {evidence.recent_since}"] if recent and evidence.recent_since else []
+    if recent and evidence.is_older and evidence.head is not None:
+        epochs.append(f"_epoch <= {evidence.head.slot}")
     where = " and ".join([*epochs, *conditions])
     table: pa.Table = getattr(evidence, name)
     table = select_rows(table, where) if where else table

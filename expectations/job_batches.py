@@ -16,13 +16,11 @@ import numpy as np
 import pandas as pd
 
 from tidegate.checkpoints.batch_notes import BatchNotes
-from tidegate.checkpoints.host_clock import Clock
 from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.jobs.spec.job_spec import JobSpec
 
-_MOST_MANIFESTS = 200  # one GET each
+MOST_MANIFESTS: Final = 200
+"""Batches of a slice that are looked at; one GET each."""
 _TICKS_PER_SECOND = 1_000_000
 
 
@@ -35,6 +33,7 @@ class JobEvidence:
         recent_since: batches in slots after this one are recent.
         manifests: of the recent batches, oldest first.
         now: ticks.
+        is_older: it is about a slice before the newest batches.
     """
 
     spec: JobSpec
@@ -42,28 +41,13 @@ class JobEvidence:
     recent_since: int
     manifests: Sequence[Manifest]
     now: int
+    is_older: bool = False
 
 
-def gather_batches(spec: JobSpec, store: Store, clock: Clock) -> JobEvidence:
-    """Read the recent manifests: `quality.recent` per query, or those since `quality.recent_time`.
-
-    At most 200 are read. Retired batches are left out.
-    """
-    log, now, quality = SlotLog(store, spec.name), clock.wall_ticks(), spec.quality
-    head = log.head()
-    notes = BatchNotes.from_manifest(head.record)
-    wanted = quality.recent * len(notes.queries) if notes else 0
-    if quality.recent_time is not None:
-        wanted = _MOST_MANIFESTS
-    first = max(1, head.slot - min(wanted, _MOST_MANIFESTS) + 1)
-    since = now - quality.recent_time if quality.recent_time is not None else 0
-    manifests = [
-        filled.record
-        for filled in log.epochs_between(head.timeline, first, head.slot)
-        if isinstance(filled.record, Manifest) and filled.record.created_at >= since
-    ]
-    recent_since = manifests[0].slot - 1 if manifests else head.slot
-    return JobEvidence(spec, head.record, recent_since, manifests, now)
+def count_slice_batches(spec: JobSpec, newest: Manifest | None) -> int:
+    """Return how many batches are recent, at most 200; 0 before the first."""
+    notes = BatchNotes.from_manifest(newest)
+    return min(spec.quality.recent * len(notes.queries), MOST_MANIFESTS) if notes else 0
 
 
 def summarize_batches(manifests: Iterable[Manifest]) -> pd.DataFrame:

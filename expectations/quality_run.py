@@ -6,6 +6,7 @@
     <pipeline>/quality/results/<run>.json latest.json      the same for machines
     <pipeline>/quality/history.json                  the runs the index lists; a cache, the results
     are the truth
+    <pipeline>/quality/illness.json                  which epochs are ill, until retention
 
 Great Expectations' pages load styles and scripts from eight foreign servers. They are replaced by
 one style sheet: the pages must be readable behind a login, offline and in dark mode, and must not
@@ -14,15 +15,20 @@ show to other servers that they are read.
 
 from __future__ import annotations
 
+import html
 import math
+import os
 import re
 import time
 from bisect import bisect_left
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jinja2
 import pandas as pd
@@ -33,6 +39,15 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.driver_requests import DesiredState, read_desired_state
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.illness_record import (
+    INTERVAL_VARIABLE,
+    IllnessRecord,
+    TimelineHealth,
+    forget_retired,
+    read_illness,
+    renew_record,
+    write_illness,
+)
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.shared_documents import read_json_object
@@ -51,6 +66,14 @@ from tidegate.jobs.spec.pipeline import (
 from tidegate.jobs.spec.stream_specs import REJECTIONS
 from tidegate.json_types import JsonObject, JsonView
 
+from .epoch_slices import (
+    MOST_SLICES,
+    EpochSlice,
+    Failure,
+    SlicePlan,
+    note_verdicts,
+    plan_slices,
+)
 from .evidence import LATE_COLUMNS, Evidence, event_columns
 from .gx_runner import (
     CheckResult,
@@ -59,11 +82,20 @@ from .gx_runner import (
     load_great_expectations,
     run_suites,
 )
-from .job_batches import JobEvidence, gather_batches
+from .job_batches import MOST_MANIFESTS, JobEvidence, count_slice_batches
 from .suite_files import list_checked_tables, load_suites
+from .summaries import count_closes
+
+if TYPE_CHECKING:
+    from great_expectations.core.expectation_validation_result import (
+        ExpectationSuiteValidationResult,
+    )
 
 SCHEMA_VERSION = 1
-_MANIFESTS_READ = 200  # one GET each; a `recent_time` of a day may hold many more epochs
+_ABOUT_HEAD = "checkpoint_health"  # the summary that is about the newest checkpoint alone
+_MANIFESTS_READ = 200  # of a slice, one GET each; a `recent_time` of a day may hold more epochs
+_READER_THREADS = 8
+_NO_EPOCH = 2**53  # no epoch has a higher number
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RUNS_KEPT = 100  # runs listed and kept, with results and Data Docs; about 0.3 MB each
 _WRITER_THREADS = 8  # pages are written side by side: a PUT is mostly waiting
@@ -98,19 +130,22 @@ def check_quality(
     which checkpoints were found healthy; ``key`` and ``docs`` are store keys.
 
     Raises:
-        ConfigurationError: a suite is wrong, or a check cannot be computed.
+        ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
     # Its import is a part of the process's start, not of the check.
     load_great_expectations()
     begun = time.monotonic()
-    evidence: Evidence | JobEvidence
+    record = read_illness(store, spec.name)
+    gathered: Gathered
     if isinstance(spec, JobSpec):
-        evidence = gather_batches(spec, store, clock)
+        gathered = gather_batch_slices(spec, store, clock, record)
     else:
         read = read or _make_table_reader(spec, store)
-        evidence = gather_evidence(spec, store, read, clock=clock)
-    run = run_suites(evidence)
+        gathered = gather_slices(spec, store, read, record, clock=clock)
+    evidence = gathered.newest
+    run = run_suites(evidence, gathered.older)
+    record = _record_verdicts(store, spec.name, record, gathered, run)
     at = _UNIX_EPOCH + timedelta(microseconds=evidence.now)
     name, quality = at.strftime("%Y%m%dT%H%M%S.%fZ"), BucketLayout(spec.name).quality_prefix
     head = evidence.head
@@ -126,19 +161,59 @@ def check_quality(
         "timeline": head.timeline if head else None,
         "epoch": head.slot if head else None,
         "recent_since": evidence.recent_since,
+        "judged_since": min([evidence.recent_since, *(e.recent_since for e in gathered.older)]),
+        "slices": 1 + len(gathered.older),
+        "every": _read_interval(),
         "verdict": run.verdict,
         "failed": [_dump_check(c) for c in run.failed_checks],
         "checks": [_dump_check(c) for c in run.checks],
+        "illness": record.model_dump(mode="json"),
         "seconds": round(time.monotonic() - begun, 3),
     }
     publish_data_docs(store, result, run)
     return result
 
 
+def _record_verdicts(
+    store: Store, pipeline: str, record: IllnessRecord, gathered: Gathered, run: RunResult
+) -> IllnessRecord:
+    """Note which epochs the run has found ill, and forget those that retention has deleted."""
+    # In place of the history of an older version, or of a damaged record.
+    renew_record(store, pipeline, record)
+    if gathered.plan is not None:
+        newest = run.newest or run.checks
+        health = note_verdicts(
+            gathered.health,
+            gathered.plan,
+            [_list_failures(checks) for checks in run.older],
+            _list_failures(c for c in newest if c.summary != _ABOUT_HEAD),
+            _list_failures(c for c in newest if c.summary == _ABOUT_HEAD),
+        )
+        write_illness(store, pipeline, gathered.timeline, health)
+    forget_retired(store, SlotLog(store, pipeline))
+    return read_illness(store, pipeline)
+
+
+def _list_failures(checks: Iterable[CheckResult]) -> list[Failure]:
+    """What is evidence against epochs: critical checks that ran and failed for some."""
+    return [
+        (c.id, *c.epochs)
+        for c in checks
+        if not c.passed and c.severity == "critical" and c.epochs and not c.trouble
+    ]
+
+
+def _read_interval() -> float | None:
+    """Seconds between the runs that Airflow starts; None if it did not start this one."""
+    return float(os.environ.get(INTERVAL_VARIABLE) or 0) or None
+
+
 def _dump_check(check: CheckResult) -> JsonObject:
     listed = {name: list(getattr(check, name)) for name in ("offenders", "sample")}
     epochs = list(check.epochs) if check.epochs else None
-    return asdict(check) | listed | {"epochs": epochs, "page": check.page_name}
+    dumped = asdict(check) | listed | {"epochs": epochs, "page": check.page_name}
+    del dumped["page_suffix"]
+    return dumped
 
 
 def _make_table_reader(spec: PipelineSpec, store: Store) -> TableReader:
@@ -173,80 +248,260 @@ class TableReader(Protocol):
 def gather_evidence(
     spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK
 ) -> Evidence:
+    """Read all tables and manifests that the checks of the newest epochs need.
+
+    Raises: as for `gather_slices`.
+    """
+    return gather_slices(spec, store, read, clock=clock).newest
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What one run looks at.
+
+    Attributes:
+        newest: evidence about the newest epochs.
+        older: evidence about each of `SlicePlan.older`.
+        plan: which epochs they are; None if nothing can be judged.
+        timeline: of the newest epoch.
+        health: what earlier runs have found on it, with the counters for this plan.
+    """
+
+    newest: Evidence | JobEvidence
+    older: tuple[Evidence | JobEvidence, ...] = ()
+    plan: SlicePlan | None = None
+    timeline: int = 0
+    health: TimelineHealth = TimelineHealth()
+
+
+def gather_batch_slices(
+    spec: JobSpec, store: Store, clock: Clock, record: IllnessRecord
+) -> Gathered:
+    """Read the manifests of a job that no run has judged, and one slice before them.
+
+    A slice has `quality.recent` batches of each query, at most 200 in all, or those of one
+    `quality.recent_time`. Retired batches are left out.
+    """
+    log, now, quality = SlotLog(store, spec.name), clock.wall_ticks(), spec.quality
+    head = log.head()
+    size = count_slice_batches(spec, head.record)
+    nothing = JobEvidence(spec, head.record, head.slot, (), now)
+    if size == 0:
+        return Gathered(nothing)
+    health = record.timelines.get(head.timeline)
+    judged = health.judged if health else log.lineage(head.timeline)[-1].first - 1
+    since = min(health.since, judged - size) if health else judged - size
+    kept = _find_first_kept(partial(_find_epoch_manifest, log, head), since, head.slot)
+    first = max(kept, head.slot - MOST_SLICES * MOST_MANIFESTS) + 1
+    slots = range(first, head.slot + 1)
+    found = map_in_threads(partial(_find_epoch_manifest, log, head), slots, _READER_THREADS)
+    manifests = [manifest for manifest in found if manifest is not None]
+    epochs = [(manifest.slot, manifest.created_at) for manifest in manifests]
+    plan = plan_slices(epochs, max(judged, first - 1), size, quality, now)
+    plan = plan.separate_ill(health.ill) if health else plan
+
+    def cut(part: EpochSlice, *, is_older: bool = True) -> JobEvidence:
+        own = [m for m in manifests if part.since < m.slot <= part.last][-MOST_MANIFESTS:]
+        newest = own[-1] if own else head.record
+        return JobEvidence(spec, newest, part.since, own, now, is_older)
+
+    start = plan.start
+    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
+    newest = cut(plan.newest, is_older=False)
+    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, own)
+
+
+@dataclass(frozen=True)
+class PipelineEvidence(Gathered):
+    """The same of a pipeline."""
+
+    newest: Evidence
+
+
+def gather_slices(
+    spec: PipelineSpec,
+    store: Store,
+    read: TableReader,
+    record: IllnessRecord | None = None,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> PipelineEvidence:
     """Read all tables and manifests that the checks need.
 
-    The tables are cut at the newest epoch of the checkpoints table, so that they fit together.
+    Of the tables only the epochs are read that no run has judged, and one slice before them. They
+    are cut at the newest epoch of the checkpoints table, so that they fit together.
 
     Raises:
         ConfigurationError: a suite is wrong.
         TransientError: the store or the catalog cannot be reached now.
     """
-    log = SlotLog(store, spec.name)
+    log, now = SlotLog(store, spec.name), clock.wall_ticks()
     sealed = log.head()
-    checkpoints = read(CHECKPOINTS)
+    record = read_illness(store, spec.name) if record is None else record
+    health = record.timelines.get(sealed.timeline)
+    segment = log.lineage(sealed.timeline)[-1]
+    size, find_manifest = spec.quality.recent, partial(_find_epoch_manifest, log, sealed)
+    judged = health.judged if health else segment.first - 1
+    since = min(health.since, judged - size) if health else judged - size
+    # With the epoch before it, whose retained rows the first row equation needs.
+    view_since = max(0, since - 1)
+    checkpoints = read(CHECKPOINTS, since=view_since)
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
-    head = _find_epoch_manifest(log, sealed, epoch)
+    head = find_manifest(epoch)
+    if _are_tables_behind(checkpoints, head, sealed, view_since):
+        newest = _describe_behind(spec, read, now)
+        return PipelineEvidence(newest)
+    kept = _find_first_kept(find_manifest, since, epoch) if head else 0
+    start = max(judged, kept)
+    times = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    epochs = sorted(zip(checkpoints["_epoch"].to_pylist(), times.to_pylist(), strict=True))
+    plan = plan_slices([one for one in epochs if one[0] > kept], start, size, spec.quality, now)
+    plan = plan.separate_ill(health.ill) if health else plan
+    if head is None:
+        plan = replace(plan, slices=())
+    totals = _count_totals(spec, read, health, view_since, start)
     events_since = max(0, epoch - spec.quality.release_epochs)
-    now = clock.wall_ticks()
-    recent_since, past = _find_recent_start(log, sealed, checkpoints, spec, now)
+    first_events = min([events_since, *(part.since for part in plan.older)])
 
-    def read_cut(name: str, *, since: int = 0, whole: bool = False) -> pa.Table:
+    def read_cut(name: str, *, since: int = view_since, whole: bool = False) -> pa.Table:
         table = read(name, since=since, whole=whole)
         return table.filter(pc.less_equal(table["_epoch"], epoch))
 
-    return Evidence(
+    checked = list_checked_tables(load_suites(spec))
+    first = min([plan.newest.since, *(part.since for part in plan.older)])
+    tables = {name: read_cut(name, since=first, whole=True) for name in checked}
+    manifests = _read_manifests(log, sealed, plan)
+    events = read_cut(EVENTS, since=first_events)
+    recent_since = plan.newest.since
+    both = Evidence(
         spec=spec,
         late=read_cut(LATE),
         barriers=read_cut(BARRIERS),
         checkpoints=checkpoints,
         dead_letters=read_cut(DEAD_LETTERS),
-        events=read_cut(EVENTS, since=events_since),
+        events=events,
         events_since=events_since,
         head=head,
         recent_since=recent_since,
-        past=past,
-        manifests=_read_recent_manifests(log, sealed, recent_since, epoch),
+        past=manifests.get(recent_since),
+        manifests=[manifests[n] for n in range(recent_since + 1, epoch + 1) if n in manifests],
         rejections=read_cut(REJECTIONS) if spec.streams else None,
-        tables={
-            name: read_cut(name, since=recent_since, whole=True)
-            for name in list_checked_tables(load_suites(spec))
-        },
+        tables=tables,
         sealed=sealed.slot,
         now=now,
         wanted=_is_checkpoint_due(store, spec.name, head),
         verified=str(verify_checkpoint(log, head.id, checksums=False).verdict) if head else "none",
+        totals=totals,
+        totals_upto=start,
+        view_since=view_since,
+    )
+    older = tuple(both.cut_slice(manifests, part.since, part.last) for part in plan.older)
+    newest = replace(
+        both,
+        events=_select_after(events, events_since),
+        tables={name: _select_after(table, recent_since) for name, table in tables.items()},
+    )
+    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
+    counted = _advance_totals(totals, both, start, plan.judged)
+    own = own.model_copy(update={"totals": counted})
+    return PipelineEvidence(newest, older, plan if head else None, sealed.timeline, own)
+
+
+def _are_tables_behind(
+    checkpoints: pa.Table, head: Manifest | None, sealed: LogHead, view_since: int
+) -> bool:
+    """Whether the tables still show what a restore has taken back, or lack what they have had."""
+    if sealed.record is None:
+        return checkpoints.num_rows > 0
+    if checkpoints.num_rows == 0:
+        return view_since > 0  # else nothing was published yet
+    newest = checkpoints.sort_by([("_epoch", "descending")]).slice(0, 1)
+    return head is None or newest["checkpoint_id"][0].as_py() != str(head.id)
+
+
+def _describe_behind(spec: PipelineSpec, read: TableReader, now: int) -> Evidence:
+    """Evidence without any row: the tables do not show the current timeline."""
+
+    def read_none(name: str, *, whole: bool = False) -> pa.Table:
+        return read(name, since=_NO_EPOCH, whole=whole)
+
+    return Evidence(
+        spec=spec,
+        late=read_none(LATE),
+        barriers=read_none(BARRIERS),
+        checkpoints=read_none(CHECKPOINTS),
+        dead_letters=read_none(DEAD_LETTERS),
+        events=read_none(EVENTS),
+        events_since=0,
+        head=None,
+        past=None,
+        sealed=0,
+        now=now,
+        wanted=False,
+        verified="none",
+        rejections=read_none(REJECTIONS) if spec.streams else None,
+        tables={
+            name: read_none(name, whole=True) for name in list_checked_tables(load_suites(spec))
+        },
+        tables_behind=True,
     )
 
 
-def _find_recent_start(
-    log: SlotLog, head: LogHead, checkpoints: pa.Table, spec: PipelineSpec, now: int
-) -> tuple[int, Manifest | None]:
-    """The epoch after which epochs are recent, with its manifest.
+def _select_after(table: pa.Table, epoch: int) -> pa.Table:
+    return table.filter(pc.greater(table["_epoch"], epoch))
 
-    If that epoch was retired, the oldest manifest that is left begins the recent epochs.
+
+def _find_first_kept(
+    find_manifest: Callable[[int], Manifest | None], since: int, epoch: int
+) -> int:
+    """The first epoch from `since` on whose manifest is kept; 0 if the log begins there.
+
+    Counts are differences of two manifests.
     """
-    newest = pc.max(checkpoints["_epoch"]).as_py() or 0
-    if spec.quality.recent_time is None:
-        first = max(0, newest - spec.quality.recent)
-    else:
-        sealed_at = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
-        old = checkpoints.filter(pc.less_equal(sealed_at, now - spec.quality.recent_time))
-        first = pc.max(old["_epoch"]).as_py() or 0
-    if first == 0:
-        return 0, None
+    since = max(since, 0)
+    if since == 0 and find_manifest(1) is not None:
+        return 0
     # Retirement goes from old to new, so that a bisection finds its end.
-    find_manifest = partial(_find_epoch_manifest, log, head)
-    older = range(first, newest)
-    first += bisect_left(older, True, key=lambda epoch: find_manifest(epoch) is not None)
-    return first, find_manifest(first)
+    older = range(max(since, 1), epoch)
+    return older.start + bisect_left(older, True, key=lambda n: find_manifest(n) is not None)
 
 
-def _read_recent_manifests(
-    log: SlotLog, head: LogHead, since: int, epoch: int
-) -> tuple[Manifest, ...]:
-    first = max(since, epoch - _MANIFESTS_READ) + 1
-    slots = log.epochs_between(head.timeline, first, epoch)
-    return tuple(slot.record for slot in slots if isinstance(slot.record, Manifest))
+def _read_manifests(log: SlotLog, head: LogHead, plan: SlicePlan) -> dict[int, Manifest]:
+    """Read the manifests of all slices, of a long slice only the newest; retired ones are missing."""
+    wanted = {0}
+    for part in (*plan.older, plan.newest):
+        first = max(part.since, part.last - _MANIFESTS_READ) + 1
+        wanted |= {part.since, *range(first, part.last + 1)}
+    found = map_in_threads(partial(_find_epoch_manifest, log, head), sorted(wanted), _READER_THREADS)
+    return {n: one for n, one in zip(sorted(wanted), found, strict=True) if one is not None}
+
+
+def _count_totals(
+    spec: PipelineSpec,
+    read: TableReader,
+    health: TimelineHealth | None,
+    view_since: int,
+    start: int,
+) -> dict[str, int]:
+    """The running counters up to an epoch: noted by an earlier run, else counted once."""
+    if start == 0:
+        return {}
+    if health is not None and health.totals and health.judged == start:
+        return dict(health.totals)
+    closes = count_closes(read(BARRIERS), 0, (0, start))
+    checkpoints = pc.sum(pc.less_equal(read(CHECKPOINTS)["_epoch"], start)).as_py() or 0
+    return {**closes, "checkpoints": checkpoints}
+
+
+def _advance_totals(
+    totals: Mapping[str, int], evidence: Evidence, start: int, judged: int
+) -> dict[str, int]:
+    """The running counters up to the end of the last slice."""
+    added = Counter(count_closes(evidence.barriers, evidence.view_since, (start, judged)))
+    epochs = evidence.checkpoints["_epoch"]
+    new = pc.and_(pc.greater(epochs, start), pc.less_equal(epochs, judged))
+    added["checkpoints"] = pc.sum(new).as_py() or 0
+    return {name: totals.get(name, 0) + count for name, count in added.items()}
 
 
 def _find_epoch_manifest(log: SlotLog, head: LogHead, epoch: int) -> Manifest | None:
@@ -313,22 +568,50 @@ def _render_run_pages(result: JsonView, run: RunResult) -> dict[str, str]:
     pages = {"index": _render_run_index(result, run)}
     for name, validation in run.validations.items():
         validation.meta["run_id"] = {"run_name": result["pipeline"], "run_time": result["at"]}
-        pages[name] = _clean_gx_page(
-            view.render(renderer.render(validation)), f"{result['pipeline']}: {name}", result["at"]
-        )
+        rendered = view.render(renderer.render(_escape_validation(validation)))
+        pages[name] = _clean_gx_page(rendered, f"{result['pipeline']}: {name}", result["at"])
     return pages
+
+
+def _escape_validation(
+    validation: ExpectationSuiteValidationResult,
+) -> ExpectationSuiteValidationResult:
+    """A copy whose texts are safe in HTML: GX's templates do not escape, and rows hold any text."""
+    escaped = deepcopy(validation)
+    for found in escaped.results:
+        found.result = _escape_texts(found.result)
+        found.exception_info = _escape_texts(found.exception_info)
+        config = found.expectation_config
+        # The names of types and columns are in `kwargs`; none has a letter that is escaped, or it
+        # comes from a suite file and is shown as it is written.
+        config.kwargs = _escape_texts(config.kwargs)
+        config.description = _escape_texts(config.description)
+    return escaped
+
+
+def _escape_texts(value: Any) -> Any:
+    """The value with every text in it escaped, also in keys and in values of any other type."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_escape_texts(key): _escape_texts(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_escape_texts(one) for one in value]
+    return html.escape(str(value))
 
 
 def _clean_gx_page(page: str, title: str, at: str) -> str:
     """GX's page without what needs the network, scripts, or GX's own site around it."""
     body = page[page.index("<body>") + len("<body>") : page.rindex("</body>")]
-    for noise in _NOISE:
-        body = re.sub(noise, "", body, flags=re.DOTALL)
+    before = None
+    while before != body:  # what is left may make the same again
+        before = body
+        for noise in _NOISE:
+            body = re.sub(noise, "", body, flags=re.DOTALL)
     body = _SUITE_LINK.sub(r"\1", body)
-    trail = f'<p class="trail"><a href="index.html">quality run of {at}</a></p>'
-    return _render_template("page.html", title=title).replace(
-        "<body>", f"<body>\n{trail}\n<h1>{title}</h1>\n{body}"
-    )
+    trail = f'<p class="trail"><a href="index.html">quality run of {html.escape(at)}</a></p>'
+    head = f"<body>\n{trail}\n<h1>{html.escape(title)}</h1>\n"
+    return _render_template("page.html", title=title).replace("<body>", head + body, 1)
 
 
 def _render_run_index(result: JsonView, run: RunResult) -> str:
@@ -363,10 +646,14 @@ def _add_run_to_history(
     before = read_json_object(store, key).get("runs", ())
     entry = {k: result.get(k) for k in ("id", "at", "verdict", "checkpoint", "recent_since")}
     failed = result["failed"]
-    critical = [c for c in run.failed_checks if c.severity == "critical" and c.epochs]
+    every = [c for checks in (*run.older, run.newest or run.checks) for c in checks]
+    # Older versions read these; `illness.json` has them for this one.
+    entry["recent_since"] = result.get("judged_since", entry["recent_since"])
     entry |= {
         "failed": [check["id"] for check in failed],
-        "critical": [{"check": c.id, "epochs": c.epochs} for c in critical],
+        "critical": [
+            {"check": check, "epochs": epochs} for check, *epochs in _list_failures(every)
+        ],
         "values": {c.id: c.value for c in run.checks if c.value is not None},
     }
     runs = [entry, *before]

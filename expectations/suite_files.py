@@ -3,13 +3,15 @@
 Fast to import: Great Expectations is not needed here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
 from importlib import resources
 from importlib.resources.abc import Traversable
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,7 +24,7 @@ from tidegate.json_types import JsonObject
 
 from .errors import BAD_SUITE, CHECK_IDS_DOUBLED, NO_SUITE_FOLDER, UNKNOWN_CHECK
 from .job_batches import JOB_SUMMARIES
-from .summaries import SUMMARIES, TABLE_PREFIX, list_frame_columns
+from .summaries import SUMMARIES, TABLE_PREFIX, find_column_kind, list_frame_columns
 
 _DURATION_LIMITS = {
     *("lateness_p99", "checkpoint_age", "seal_p95", "freshness"),
@@ -34,6 +36,27 @@ _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 Need = Literal["barriers", "streams", "windows", "events", "rules", "freshness"]
 Scope = Literal["recent", "all"]
+
+
+def _to_text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        zoned = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return zoned.isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return [_to_text(one) for one in value]
+    return value
+
+
+def _flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _flatten(one)
+    else:
+        yield value
 
 
 class Check(SpecModel):
@@ -67,10 +90,21 @@ class Check(SpecModel):
     def _list_problems(self) -> Iterator[str]:
         if self.summary.startswith(TABLE_PREFIX) and self.scope == "all":
             yield "a check of a table looks at recent rows; leave scope out"
+        for name, value in self.kwargs.items():
+            if any(isinstance(one, float) and not isfinite(one) for one in _flatten(value)):
+                yield f"{name}: nothing can be compared with {value}; leave an open end out"
         known = QualityLimits.model_fields
         for value in self.kwargs.values():
             if isinstance(value, dict) and "limit" in value and value["limit"] not in known:
                 yield f"no limit {value['limit']!r}; there are: {', '.join(known)}"
+
+    @field_validator("kwargs", mode="before")
+    @classmethod
+    def _write_times_as_text(cls, kwargs: Any) -> Any:
+        """YAML makes a time of what looks like one; columns are compared with its text."""
+        if not isinstance(kwargs, dict):
+            return kwargs
+        return {name: _to_text(value) for name, value in kwargs.items()}
 
     def resolve_kwargs(self, limits: dict[str, float]) -> JsonObject:
         """Return the arguments of the expectation, with the limits filled in."""
@@ -92,16 +126,20 @@ class Suite(SpecModel):
     checks: tuple[Check, ...] = Field(min_length=1)
 
 
-def limit_values(limits: QualityLimits, freshness: int | None = None) -> dict[str, float]:
-    """Return the limits as plain numbers; durations in seconds.
+def limit_values(spec: PipelineSpec | JobSpec | None = None) -> dict[str, float]:
+    """Return the limits as plain numbers; durations in seconds. Without a spec the defaults.
 
-    Args:
-        limits: those of the spec.
-        freshness: `supervision.freshness` in ticks, if the limits have none.
+    Without a limit for freshness that of the supervision counts. A driver waits when its tables
+    lack `outputs.max_unpublished` epochs, so half of it is the default for unpublished ones.
     """
-    plain: dict[str, float] = limits.model_dump() | {
-        "freshness": limits.freshness or freshness or 0
-    }
+    limits = spec.quality.limits if spec else QualityLimits()
+    freshness = limits.freshness or (spec.supervision.freshness if spec else None) or 0
+    unpublished = limits.unpublished
+    if unpublished is None:
+        most = spec.outputs.max_unpublished if isinstance(spec, PipelineSpec) else 50
+        unpublished = max(1, most // 2)
+    plain: dict[str, float] = limits.model_dump()
+    plain |= {"freshness": freshness, "unpublished": unpublished}
     return {k: v / _TICKS_PER_SECOND if k in _DURATION_LIMITS else v for k, v in plain.items()}
 
 
@@ -176,7 +214,7 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
         for check in suite.checks:
             # Formatted once now: an unknown limit in the sentence would otherwise fail in the
             # night.
-            check.says.format(**limit_values(QualityLimits()))
+            check.says.format(**limit_values())
     except ValidationError as error:
         mistakes = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
     except (YAMLError, KeyError, ValueError) as error:
@@ -225,7 +263,50 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
             for name in {*([names] if isinstance(names, str) else names)} - {*columns}:
                 says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
                 mistakes.append((("checks", place, "kwargs", key), says))
+        if not isinstance(spec, JobSpec):
+            mistakes += [
+                (("checks", place, "kwargs", key), says)
+                for key, says in _list_bad_limits(spec, check, columns)
+            ]
     return mistakes
+
+
+def _list_bad_limits(
+    spec: PipelineSpec, check: Check, columns: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Limits with which the values of a table's column cannot be compared."""
+    column = check.kwargs.get("column")
+    table = check.summary.removeprefix(TABLE_PREFIX)
+    is_table = table != check.summary and column in columns and column != "_row"
+    if not isinstance(column, str) or not is_table or check.expect not in _COMPARING_TYPES:
+        return
+    kind = find_column_kind(spec, table, column)
+    for key in ("min_value", "max_value"):
+        limit = check.kwargs.get(key)
+        if limit is not None and kind is not None and not _can_compare(kind, limit):
+            says = f"{column} of {table} holds a {kind}, which cannot be compared with {limit!r}"
+            yield key, says + ("; write 2026-01-31T00:00:00Z" if kind == "time" else "")
+
+
+# These compare the values of a column with `min_value` and `max_value`.
+_COMPARING_TYPES = (
+    "expect_column_values_to_be_between",
+    "expect_column_min_to_be_between",
+    "expect_column_max_to_be_between",
+)
+
+
+def _can_compare(kind: str, limit: Any) -> bool:
+    if kind == "number":  # a named limit is a number
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        return is_number or isinstance(limit, dict)
+    if kind == "text" or not isinstance(limit, str):
+        return isinstance(limit, str)
+    try:
+        # The columns have a zone, and a time without one cannot be compared with them.
+        return datetime.fromisoformat(limit).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _select_checks(suite: Suite, quality: QualitySpec, had: set[Need], owner: str) -> Suite | None:

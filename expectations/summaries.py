@@ -13,7 +13,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tidegate.checkpoints.freshness import Wait, mark_outages, select_since_outage
 from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     FLAGGED,
@@ -32,6 +34,7 @@ from tidegate.jobs.spec.pipeline import (
     LATE,
     PipelineSpec,
 )
+from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
 
 from .evidence import ORIGIN, Evidence
 from .job_batches import JOB_SUMMARIES, JobEvidence
@@ -51,13 +54,16 @@ _CLOSES = """
             count(*) over (partition by barrier_id) as closings,
             (barrier_id, section, opened) as close
         from (
-            select *, min(_epoch) over same as first_epoch
+            select *, min(_epoch) over same as first_epoch,
+                min(coalesce(len(tardy), 0)) over same as fewest_tardy
             from (select *, if(nth = 1 or len(tardy) > 0, 1, nth) as opened from numbered)
             window same as (partition by barrier_id, section, opened)
             qualify row_number() over (
                 partition by barrier_id, section, opened order by nth desc
             ) = 1
         )
+        -- A close has no tardy member yet: without such a row it lies before what was read.
+        where not ($view > 0 and fewest_tardy > 0)
     )
 """
 
@@ -66,12 +72,15 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
     """Return one row per source: its late rows, in all and recently, and how late the recent were.
 
     A row counts if it was late for at least one output. Sources that the spec no longer has are
-    there as well if the late table has rows of them. Lateness and lag are in seconds.
+    there as well if the late table has recent rows of them. `source_in_spec` says whether any spec
+    of the lineage has had the source. Lateness and lag are in seconds.
     """
     late = evidence.select_recent(evidence.late).to_pandas()
     every, recent = evidence.count_rows()
-    # Sources that were taken out of the spec still have rows in the tables.
-    strangers = sorted(set(evidence.late["_source"].to_pylist()) - set(evidence.spec.sources))
+    # Sources that were taken out of the spec still have rows in the tables. The manifests count on
+    # for every source that a spec of this lineage has had, so those that it does not know are odd.
+    strangers = sorted(set(late["_source"]) - set(evidence.spec.sources))
+    known = {*evidence.spec.sources, *every}
     rows = []
     for source in [*evidence.spec.sources, *strangers]:
         own = late.loc[late["_source"] == source, "lateness_us"] / _TICKS_PER_SECOND
@@ -85,7 +94,7 @@ def summarize_late_by_source(evidence: Evidence) -> pd.DataFrame:
         missing = float(_count_in_late_table(newest) - len(own))
         counts = (now["read"], now.late_rows, _use_nan_for_none(now.late_ratio))
         recently = (newest["read"], newest.late_rows, ratio, rise)
-        names = (source, "yes" if spec else "no")
+        names = (source, "yes" if source in known else "no")
         rows.append((*names, *counts, *recently, p50, p99, largest, lag, largest / lag, missing))
     return _make_frame(
         "source source_in_spec rows_read rows_late late_ratio recent_read recent_late"
@@ -201,7 +210,8 @@ def summarize_barriers(evidence: Evidence) -> pd.DataFrame:
 def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
     """One row over all barriers; waits, in seconds, and missing ids are of the recent ones."""
     query = """
-        select count(*) as barriers, count(*) filter (whole) as complete,
+        select $barriers + count(*) filter (epoch > $counted) as barriers,
+            $complete + count(*) filter (whole and epoch > $counted) as complete,
             complete / barriers as complete_ratio,
             count(*) filter (recent) as recent_barriers,
             count(*) filter (recent and whole) as recent_complete,
@@ -219,7 +229,8 @@ def summarize_barrier_health(evidence: Evidence) -> pd.DataFrame:
             )::bigint as ids_missing
         from (select *, outcome = 'complete' as whole from closes)
     """
-    frame = _query_closes(evidence, query)
+    totals = {name: evidence.totals.get(name, 0) for name in ("barriers", "complete")}
+    frame = _query_closes(evidence, query, counted=evidence.totals_upto, **totals)
     frame.insert(0, "pipeline", evidence.spec.name)
     return frame
 
@@ -272,27 +283,29 @@ def summarize_barrier_members(evidence: Evidence) -> pd.DataFrame:
 def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
     """One row per source: time from the arrival of objects until recent epochs sealed them.
 
-    In seconds. An epoch counts with the oldest object that it read of the source.
+    In seconds. An epoch counts with the oldest object that it read of the source. Rows that waited
+    for an outage, or for the start of a driver, count only until the driver has caught up.
     """
-    waits: dict[str, list[float]] = {source: [] for source in evidence.spec.sources}
-    for manifest in evidence.manifests:
+    goal = evidence.spec.quality.limits.freshness or evidence.spec.supervision.freshness or 0
+    waits: dict[str, list[Wait]] = {source: [] for source in evidence.spec.sources}
+    sealed = [manifest.created_at for manifest in evidence.manifests]
+    for manifest, paused in zip(evidence.manifests, mark_outages(sealed, goal), strict=True):
         for source, arrived in manifest.find_oldest_arrivals().items():
-            wait = max(0, manifest.created_at - arrived) / _TICKS_PER_SECOND
+            wait = Wait(arrived, manifest.created_at, paused)
             waits.setdefault(source, []).append(wait)
-    return _make_frame(
-        "source epochs sealed_p50_s sealed_p95_s",
-        [
-            (source, len(found), *(_compute_quantile(found, q) for q in (0.50, 0.95)))
-            for source, found in waits.items()
-        ],
-    )
+    rows = []
+    for source, found in waits.items():
+        judged = select_since_outage(found, goal)
+        seconds = [max(0, wait.done - wait.arrived) / _TICKS_PER_SECOND for wait in judged]
+        quantiles = (_compute_quantile(seconds, q) for q in (0.50, 0.95))
+        rows.append((source, len(seconds), *quantiles))
+    return _make_frame("source epochs sealed_p50_s sealed_p95_s", rows)
 
 
 def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
-    """One row per published checkpoint, oldest first.
+    """One row per recent published checkpoint, oldest first.
 
-    Of recent ones also how many attempts failed before it, and the bytes of the state that a
-    restore reads.
+    With the attempts that failed before it, and the bytes of the state that a restore reads.
     """
     # Rows in the order buffer were read earlier and leave later: both ends belong to the balance.
     query = """
@@ -304,6 +317,7 @@ def summarize_checkpoints(evidence: Evidence) -> pd.DataFrame:
         from checkpoints window by_epoch as (order by _epoch) order by _epoch
     """
     frame = _run_query(query, checkpoints=evidence.checkpoints)
+    frame = frame[frame["epoch"] > evidence.recent_since].reset_index(drop=True)
     aborted = {m.slot: len(m.epoch_notes.aborted) for m in evidence.manifests}
     state = {m.slot: sum(file.bytes for file in m.segments) for m in evidence.manifests}
     return frame.assign(
@@ -316,11 +330,12 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
     """Return one row for the pipeline: number, age and state of its published checkpoints.
 
     It has the age of the newest (null unless `Evidence.wanted`) and whether its objects exist,
-    quantiles of the durations of recent epochs and seals, and how many sealed slots are not
-    published. Gaps and the row equation are in `summarize_checkpoints`.
+    quantiles of the durations of recent epochs and seals, how many sealed slots are not published,
+    and whether the tables show the current timeline. Gaps and the row equation are in
+    `summarize_checkpoints`.
     """
-    table = summarize_checkpoints(evidence)
-    recent = table[table["epoch"] > evidence.recent_since]
+    recent = summarize_checkpoints(evidence)
+    counted = pc.sum(pc.greater(evidence.checkpoints["_epoch"], evidence.totals_upto)).as_py() or 0
     head = evidence.head
     # A stopped pipeline grows older without being ill.
     sealed_at = head.created_at if head and evidence.wanted else np.nan
@@ -328,13 +343,14 @@ def summarize_checkpoint_health(evidence: Evidence) -> pd.DataFrame:
         [
             {
                 "pipeline": evidence.spec.name,
-                "checkpoints": len(table),
+                "checkpoints": evidence.totals.get("checkpoints", 0) + counted,
                 "newest": str(head.id) if head else "none",
                 "verified": evidence.verified,
                 "age_s": (evidence.now - sealed_at) / _TICKS_PER_SECOND,
                 "epoch_p95_s": _compute_quantile(recent["epoch_s"], 0.95),
                 "seal_p95_s": _compute_quantile(recent["seal_s"], 0.95),
                 "unpublished": evidence.sealed - (head.slot if head else 0),
+                "tables_behind": "yes" if evidence.tables_behind else "no",
             }
         ]
     )
@@ -363,6 +379,9 @@ def summarize_dead_letter_health(evidence: Evidence) -> pd.DataFrame:
                 "recent_read": newest["read"],
                 "recent_dead_rows": newest["dead_lettered"],
                 "recent_dead_ratio": _compute_ratio(newest["dead_lettered"], newest["read"]),
+                "recent_lost_ratio": _compute_ratio(
+                    newest["dead_lettered"] + newest[RULE_QUARANTINED], newest["read"]
+                ),
                 "recent_changed_columns": newest[NULLS_FILLED] + newest[COLUMNS_LEFT_OUT],
                 **{
                     f"{prefix}{name}": counts[name]
@@ -380,8 +399,9 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
     # Rows flagged late left out of turn by design.
     query = """
         select count(*) as events,
-            coalesce(greatest(max(position) + 1, $noted) - if($since > 0, min(position), 0), 0)
-                - count(distinct position) as positions_missing,
+            coalesce(greatest(max(position) + 1, $noted) - coalesce(
+                $begin, if($since > 0, min(position), 0)
+            ), 0) - count(distinct position) as positions_missing,
             events - count(distinct position) as positions_doubled,
             events - (
                 select count(*) from (select distinct _source, _partition, _seq from released)
@@ -398,7 +418,13 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
         from released
     """
     head = evidence.head
-    given = {"noted": head.next_position if head else 0, "since": evidence.events_since}
+    # An older slice begins where the one before it has ended.
+    begin = evidence.past.next_position if evidence.is_older and evidence.past else None
+    given = {
+        "noted": head.next_position if head else 0,
+        "since": evidence.events_since,
+        "begin": begin,
+    }
     times = evidence.events[evidence.spec.event_time_column]
     frame = _run_query(query, given, released=evidence.events.append_column("_time", times))
     frame.insert(0, "pipeline", evidence.spec.name)
@@ -465,6 +491,18 @@ def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
     return list(SUMMARIES[summary](evidence).columns)
 
 
+def find_column_kind(spec: PipelineSpec, table: str, column: str) -> str | None:
+    """Return whether a column of a table holds a number, a text or a time; None for another type."""
+    from tidegate.jobs.sinks.output_tables import build_table_schema
+
+    kind = build_table_schema(spec, table).field(column).type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_timestamp(kind):
+        return "time"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
+
+
 def name_rows(table: pa.Table) -> list[str]:
     """Return the origin of each row; its epoch and its number where it has none."""
     if {*ORIGIN} <= {*table.column_names}:
@@ -482,13 +520,31 @@ def _run_query(
         return session.execute(query, parameters).df()
 
 
-def _query_closes(evidence: Evidence, query: str) -> pd.DataFrame:
-    """Run a query over the closes of all barriers.
+def _query_closes(evidence: Evidence, query: str, **parameters: int) -> pd.DataFrame:
+    """Run a query over the closes of the barriers that were read.
 
     A tardy member writes the row of its barrier again, with the same section (docs/semantics.md,
     section 3.7): that is the same close, in the epoch of its first row.
     """
-    return _run_query(_CLOSES + query, {"since": evidence.recent_since}, barriers=evidence.barriers)
+    given = {"since": evidence.recent_since, "view": evidence.view_since, **parameters}
+    return _run_query(_CLOSES + query, given, barriers=evidence.barriers)
+
+
+def count_closes(barriers: pa.Table, view_since: int, epochs: tuple[int, int]) -> dict[str, int]:
+    """Count the barriers that closed after an epoch up to another one, and the complete ones.
+
+    Args:
+        barriers: rows of the barriers table after epoch `view_since`.
+        view_since: 0 if it is the whole table.
+        epochs: the two epochs.
+    """
+    query = """
+        select count(*) as barriers, count(*) filter (outcome = 'complete') as complete
+        from closes where recent and epoch <= $last
+    """
+    given = {"since": epochs[0], "last": epochs[1], "view": view_since}
+    row = _run_query(_CLOSES + query, given, barriers=barriers).iloc[0]
+    return {name: int(row[name]) for name in ("barriers", "complete")}
 
 
 def _make_frame(columns: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:

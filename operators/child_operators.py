@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
@@ -18,6 +19,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_reports import delete_old_logs
+from tidegate.checkpoints.illness_record import INTERVAL_VARIABLE
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.verify import (
     SCRUB_EVERY,
@@ -72,13 +74,18 @@ class QualityOperator(PipelineOperator):
     """Runs the quality checks and names what failed.
 
     The command is `tidegate quality`, or `$TIDEGATE_CHECKS`.
+
+    Args:
+        every: seconds between two runs that assets start.
+        kwargs: of `PipelineOperator`.
     """
 
     ui_color = "#efe6c9"
     operator_extra_links = (DataDocsLink(),)
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, every: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.every = every
         self.docs_key: str | None = None  # for the link, which is made even if the task fails
 
     def execute(self, context: Any) -> JsonObject:
@@ -90,6 +97,9 @@ class QualityOperator(PipelineOperator):
             subprocess.TimeoutExpired: it still ran after 15 minutes.
         """
         access = self.resolve_access()
+        # The result says how often the checks run, so that readers know when it is stale.
+        interval = {} if self.every is None else {INTERVAL_VARIABLE: str(self.every)}
+        access = replace(access, environment={**access.environment, **interval})
         command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
         command = command or [sys.executable, "-P", "-m", "tidegate.jobs.cli", "quality"]
         command += [self.spec, "--store", access.url]

@@ -34,6 +34,7 @@ from typing import Any, Final
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
 
+from tidegate.checkpoints.illness_record import QUALITY_EVERY_SECONDS
 from tidegate.checkpoints.verify import count_scrub_shares
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
@@ -59,8 +60,6 @@ APPROVAL_TAG: Final = "approval"  # of streams whose restores another person app
 SWEEP_DAG_ID = "tidegate.sweep"
 BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON = "*/15 * * * *"
-# A check costs about ten seconds of one core, most of it importing Great Expectations.
-QUALITY_EVERY_SECONDS = 600.0
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS = 10.0
 # Kind of DAG -> its description and the fields of its form.
@@ -225,7 +224,7 @@ class _PipelineDags:
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
         sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
-        yield self._build_task_dag("quality", QualityOperator, schedule=[sealed])
+        yield self._build_task_dag("quality", QualityOperator, {"every": quality_every}, schedule=[sealed])
         if isinstance(self._spec, PipelineSpec):
             yield from self._build_event_time_dags(self._spec)
 

@@ -62,10 +62,11 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     **_COMMON_HEADERS,
 }
-# Data Docs show values from the data, so they may have styles but run no scripts.
+# Data Docs show values from the data. So they may have styles, but run no scripts, send no forms, and
+# `sandbox` gives them an origin of their own: they cannot use the session of their reader.
 _DOCS_CSP = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors"
-    " 'self'"
+    " 'self'; form-action 'none'; base-uri 'none'; sandbox"
 )
 _DOCS_HEADERS = {"Content-Security-Policy": _DOCS_CSP, **_COMMON_HEADERS}
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}

@@ -13,6 +13,7 @@ from math import ceil, log
 from typing import Any
 
 from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.illness_record import is_verdict_stale
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pipeline_overview import (
     DriverOverview,
@@ -35,8 +36,8 @@ OLD_CHECKPOINT_SECONDS = 120.0
 # Sealed epochs that the tables do not show yet; the driver itself waits at
 # `outputs.max_unpublished`.
 BACKLOG_EPOCHS = 20
-# If more sources are silent, the cause is not the sources.
-_SILENT_SOURCES_SHOWN = 3
+# Of sources with one trouble; if more have it, the cause is not the sources.
+_SOURCES_NAMED = 3
 
 _DRIVER_CONTINUES = "a running driver goes on, but nothing new starts"
 _STALE_DAG_TEXTS = {
@@ -166,25 +167,58 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
         yield "warn", f"the newest checkpoint is {_format_duration(age // 1000)} old"
     if state != "waiting" and (row.get("unpublished") or 0) > BACKLOG_EPOCHS:
         yield "warn", f"{row['unpublished']} sealed epochs are not in the tables yet"
-    silent = sorted((row.get("silent") or {}).items(), key=lambda item: -item[1])
-    for source, seconds in silent[:_SILENT_SOURCES_SHOWN]:
-        yield "warn", f"source {source} has said nothing for {_format_duration(seconds)}"
-    for source, seconds in sorted((row.get("stale") or {}).items()):
-        wait = _format_duration(round(seconds))
-        yield "warn", f"rows of {source} are seen {wait} after their arrival (p95), beyond the goal"
+    if silent := row.get("silent"):
+        names, longest = _name_worst_sources(silent)
+        has = "has" if len(silent) == 1 else "have"
+        sources = "source" if len(silent) == 1 else "sources"
+        yield "warn", f"{sources} {names} {has} said nothing for {longest}"
+    if stale := row.get("stale"):
+        names, longest = _name_worst_sources(stale)
+        up_to = "" if len(stale) == 1 else "up to "
+        yield "warn", (
+            f"rows of {names} are seen {up_to}{longest} after their arrival (p95), beyond the goal"
+        )
     notes = [*(row.get("warnings") or ()), row.get("trouble")]
     yield from (("warn", str(note)) for note in notes if note)
-    yield from _find_quality_problems(row.get("quality"))
+    yield from _find_quality_problems(row, now)
 
 
-def _find_quality_problems(quality: JsonView | None) -> Iterator[tuple[str, str]]:
-    if not quality or quality.get("verdict") not in ("fail", "warn"):
+def _name_worst_sources(waits: Mapping[str, float]) -> tuple[str, str]:
+    """The sources that wait longest, and the longest wait: one line for one cause."""
+    worst = sorted(waits.items(), key=lambda item: (-item[1], item[0]))
+    names = ", ".join(name for name, _ in worst[:_SOURCES_NAMED])
+    more = len(worst) - _SOURCES_NAMED
+    return names + (f" and {more} more" if more > 0 else ""), _format_duration(round(worst[0][1]))
+
+
+def _find_quality_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
+    quality, sealed_at = row.get("quality"), row.get("sealed_at") or 0
+    if not quality:
+        since = row.get("run_since")  # when Airflow's run of the stream began
+        if since and is_verdict_stale(since / 1000, sealed_at / 1000):
+            yield "warn", "the quality checks have never run, so no one knows whether its rows are good"
+        return
+    checked_at = read_instant(quality.get("at"))
+    if checked_at is None or is_verdict_stale(
+        checked_at / 1000, sealed_at / 1000, quality.get("every")
+    ):
+        age = "an unknown time" if checked_at is None else _format_duration((now - checked_at) // 1000)
+        yield "warn", f"the quality checks last ran {age} ago, and epochs were sealed since"
+    if quality.get("verdict") not in ("fail", "warn"):
         return
     failed = quality.get("failed") or []
     names = "; ".join(f"“{check.get('says') or check.get('id')}”" for check in failed[:3])
     more = f" and {len(failed) - 3} more" if len(failed) > 3 else ""
     tone = "bad" if quality["verdict"] == "fail" else "warn"
     yield tone, f"quality checks failed: {names}{more}" if names else "quality checks failed"
+
+
+def read_instant(text: Any) -> int | None:
+    """Return the milliseconds of a time in ISO 8601; None if it is not one."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (TypeError, ValueError):
+        return None
 
 
 def _format_duration(seconds: int) -> str:

@@ -24,6 +24,7 @@ from tidegate.checkpoints.driver_reports import (
 )
 from tidegate.checkpoints.driver_requests import list_pending_requests
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
+from tidegate.checkpoints.illness_record import is_verdict_stale
 from tidegate.checkpoints.lease import LeaseObserver
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
@@ -54,6 +55,7 @@ from .page_data import (
     list_merge_events,
     list_open_barriers,
     list_verdict_events,
+    read_instant,
     pick_worst_tone,
     to_milliseconds,
 )
@@ -377,7 +379,7 @@ class StreamView:
             "slot": head.slot,
             "sealed_at": newest.created_at // 1000 if newest else None,
             "latest": build_epoch_point(newest) if newest else None,
-            "quality": self._read_shared("quality", self._read_quality, _QUALITY_FRESH_SECONDS),
+            "quality": self._describe_quality(newest),
         }
 
     def _read_detail(self, head: LogHead) -> JsonObject:
@@ -419,12 +421,23 @@ class StreamView:
         )
         return build_graph(spec, summary, sum(one.state in OPEN_STATES for one in requests))
 
+    def _describe_quality(self, newest: Manifest | None) -> JsonObject | None:
+        """The newest verdict, and whether epochs were sealed long after it."""
+        found = self._read_shared("quality", self._read_quality, _QUALITY_FRESH_SECONDS)
+        if found is None:
+            return None
+        checked_at, sealed_at = read_instant(found["at"]), newest.created_at if newest else 0
+        is_stale = checked_at is None or is_verdict_stale(
+            checked_at / 1000, sealed_at / 1e6, found["every"]
+        )
+        return {**found, "stale": is_stale}
+
     def _read_quality(self) -> JsonObject | None:
         result = self._read_quality_file("results/latest.json")
         if not result:
             return None
         docs = str(result.get("docs") or "").partition("/quality/docs/")[2]
-        names = ("at", "verdict", "checkpoint", "failed")
+        names = ("at", "verdict", "checkpoint", "failed", "every")
         return {**{name: result.get(name) for name in names}, "docs": docs or "index.html"}
 
     # Epochs

@@ -51,6 +51,7 @@ _TOTAL: Final = 2 * RECENT * BAD
 _LATE_CHECKS: Final = (
     *("late_ratio", "late_ratio_critical", "late_ratio_all", "late_ratio_rise", "late_share"),
 )
+_DEAD_CHECKS: Final = ("dead_ratio", "dead_ratio_critical", "dead_ratio_all")
 _INCOMPLETE_CHECKS: Final = (
     *("barriers_complete", "barriers_complete_all", "barriers_missed", "barrier_types_complete"),
 )
@@ -194,7 +195,7 @@ def play_dead_rows(pipeline: Pipeline, _preset: str) -> Expected:
     """Rows without an event time."""
     for _ in range(RECENT):
         pipeline.run_epoch(*({**row(0), "t": None} for _ in range(BAD)))
-    return Expected({"dead_lettered": _TOTAL}, failed=("dead_ratio", "dead_ratio_all"))
+    return Expected({"dead_lettered": _TOTAL}, failed=_DEAD_CHECKS)
 
 
 def play_broken_rule(severity: str, *counts: str, failed: tuple[str, ...] = ()) -> Trouble:
@@ -239,7 +240,9 @@ TROUBLES: Final[Mapping[str, Trouble]] = {
     "heterogeneous": play_heterogeneous,
     "dead rows": play_dead_rows,
     "dead objects": play_dead_objects,
-    "quarantined": play_broken_rule("quarantine", "rule_quarantined"),
+    "quarantined": play_broken_rule(
+        "quarantine", "rule_quarantined", failed=("dead_ratio_critical",)
+    ),
     "dropped by a rule": play_broken_rule("drop", "dropped", failed=("dropped_ratio",)),
     "warned": play_broken_rule("warn", "rule_warned"),
     "filtered": play_filtered,

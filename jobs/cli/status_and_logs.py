@@ -64,6 +64,7 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
     One look cannot see that a driver on another host is dead: it shows as `silent`.
     """
     from tidegate.checkpoints.batch_notes import BatchNotes
+    from tidegate.checkpoints.illness_record import read_verdict
     from tidegate.checkpoints.pipeline_overview import read_overview
 
     overview = read_overview(log)
@@ -117,6 +118,12 @@ def describe_pipeline(log: SlotLog) -> JsonObject:
         "warnings": overview.warnings,
         **_describe_progress(overview),
         "open_barriers": _describe_open_barriers(overview, log),
+        "quality": read_verdict(
+            log.store,
+            log.pipeline,
+            sealed_at=newest.created_at if newest else None,
+            now=SYSTEM_CLOCK.wall_ticks(),
+        ),
     }
 
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from tidegate.checkpoints.freshness import Wait, select_since_outage
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock, PeriodicThread
 from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
@@ -311,6 +312,8 @@ class _Journey:
     """Rows of one source in one epoch; times in ticks.
 
     Attributes:
+        after_outage: nothing was sealed, or nothing became visible, for longer than the goal just
+            before.
         visible_at: when every sink had the epoch; None until then.
     """
 
@@ -318,6 +321,7 @@ class _Journey:
     slot: int
     arrived_at: int
     sealed_at: int
+    after_outage: bool = False
     visible_at: int | None = None
 
 
@@ -338,14 +342,19 @@ class FreshnessMeter:
         self._goal, self._count_unpublished, self._clock = goal, count_unpublished, clock
         self._journeys: deque[_Journey] = deque(maxlen=_EPOCHS_KEPT)
         self._newest_slot = 0
+        self._sealed_at: int | None = None  # the newest seal
+        self._progress_at: int | None = None  # when an epoch became visible, or none was missing
+        self._published = 0
         self._lock = threading.Lock()
 
     def note_sealed(self, manifest: Manifest) -> None:
         """Count an epoch that was sealed just now."""
         with self._lock:
             self._newest_slot = manifest.slot
+            paused = self._has_paused(self._sealed_at, manifest.created_at)
+            self._sealed_at = manifest.created_at
             self._journeys.extend(
-                _Journey(source, manifest.slot, arrived, manifest.created_at)
+                _Journey(source, manifest.slot, arrived, manifest.created_at, paused)
                 for source, arrived in manifest.find_oldest_arrivals().items()
             )
 
@@ -354,14 +363,21 @@ class FreshnessMeter:
 
         `freshness` has per source a list of seconds at the percentiles 50, 95 and 99 until `sealed`
         and until `visible`. `stale` names sources beyond the goal, with the seconds of their 95th
-        percentile until `visible`.
+        percentile until `visible`, over the rows that arrived since the last outage or backlog was
+        caught up with.
         """
         with self._lock:
             published, now = self._newest_slot - self._count_unpublished(), self._clock.wall_ticks()
+            has_moved = published > self._published
+            paused = has_moved and self._has_paused(self._progress_at, now)
+            if has_moved or published == self._newest_slot:
+                self._progress_at = now
+            self._published = published
             waits: dict[str, dict[str, list[int]]] = {}
             for one in self._journeys:
                 if one.visible_at is None and one.slot <= published:
                     one.visible_at = now
+                    one.after_outage = one.after_outage or paused
                 found = waits.setdefault(one.source, {"sealed": [], "visible": []})
                 found["sealed"].append(one.sealed_at - one.arrived_at)
                 # What readers do not see yet is at least as old as it is now.
@@ -370,9 +386,29 @@ class FreshnessMeter:
             source: {stage: _compute_percentiles(ticks) for stage, ticks in stages.items()}
             for source, stages in sorted(waits.items())
         }
-        p95 = {source: stages["visible"][_P95] for source, stages in freshness.items()}
-        stale = {s: wait for s, wait in p95.items() if self._goal and wait * 1e6 > self._goal}
-        return {"freshness": freshness, "stale": stale}
+        return {"freshness": freshness, "stale": self._find_stale(now)}
+
+    def _has_paused(self, before: int | None, now: int) -> bool:
+        """The first epochs of a driver count as the end of a pause: objects waited for its start."""
+        return before is None or (self._goal is not None and now - before > self._goal)
+
+    def _find_stale(self, now: int) -> dict[str, float]:
+        """Sources beyond the goal, by the rows that arrived since the last outage or backlog."""
+        if not self._goal:
+            return {}
+        waits: dict[str, list[Wait]] = {}
+        with self._lock:
+            for one in self._journeys:
+                is_over = one.visible_at is not None
+                wait = Wait(one.arrived_at, one.visible_at or now, one.after_outage, is_over)
+                waits.setdefault(one.source, []).append(wait)
+        stale = {}
+        for source, own in sorted(waits.items()):
+            judged = [wait.done - wait.arrived for wait in select_since_outage(own, self._goal)]
+            p95 = _compute_percentiles(judged)[_P95]
+            if p95 * 1e6 > self._goal:
+                stale[source] = p95
+        return stale
 
 
 def _compute_percentiles(ticks: list[int]) -> list[float]:

@@ -260,10 +260,16 @@ class QualityLimits(SpecModel):
     """95 % of the recent epochs were sealed within this time after the arrival of their oldest
     object. Without it `supervision.freshness` counts.
     """
-    unpublished: NonNegativeInt = 50
-    """Largest number of sealed epochs that the tables may lack."""
+    unpublished: NonNegativeInt | None = None
+    """Largest number of sealed epochs that the tables may lack. By default half of
+    `outputs.max_unpublished`, at which the driver waits.
+    """
     dead_ratio: Ratio = 0.01
     """Dead letters as a share of the rows read."""
+    dead_ratio_critical: Ratio = 0.50
+    """Dead letters and rows that a rule quarantined, as a share of the rows read: the limit of a
+    critical finding.
+    """
     dead_objects: NonNegativeInt = 0
     """Largest number of objects that could not be read."""
     rule_ratio: Ratio = 0.01

@@ -117,6 +117,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
     const filtered = counts.filtered ? [`${plural(counts.filtered, "row")} left out by where`] : [];
     return [...objects, ...nulls, ...extra, ...filtered, ...streams, ...rules].join(", ") || null;
   }
+  const toneOf = q => q.stale && q.verdict === "pass" ? "warn" : {pass: "good", warn: "warn", fail: "bad"}[q.verdict]; // an old pass is no health
   function numbers(s) {
     const p = s.latest, q = s.quality;
     fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at], () => [
@@ -128,7 +129,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
         fact("Late", p ? share(p.late, p.read) : "–", p ? missed(p.late, p.counts) : null),
         fact("Dead letters", p ? count(p.dead) : "–", p ? aside(p.counts) : null),
         fact("Not in the tables yet", s.unpublished === null || s.unpublished === undefined ? "–" : plural(s.unpublished, "epoch"))]),
-      fact("Quality", q ? h("span", {class: {pass: "good", warn: "warn", fail: "bad"}[q.verdict]}, mark({pass: "good", warn: "warn", fail: "bad"}[q.verdict]), {pass: "passed", warn: "warning", fail: "failed"}[q.verdict] || q.verdict) : "not checked", q ? h("a", {href: `docs/${pipeline}.quality/${q.docs}`}, "Data Docs") : null)]);
+      fact("Quality", q ? h("span", {class: toneOf(q)}, mark(toneOf(q)), {pass: "passed", warn: "warning", fail: "failed"}[q.verdict] || q.verdict) : "not checked", q ? h("span", {}, ago(Date.parse(q.at)), ", ", h("a", {href: `docs/${pipeline}.quality/${q.docs}`}, "Data Docs")) : null)]);
   }
   function charts(s) {
     const drawn = names.filter(name => points.some(p => name in p.members));

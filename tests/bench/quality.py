@@ -24,6 +24,7 @@ from tests.engine.harness import spec_of
 from tests.epochs import seal_epoch
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import build_table_schema, write_parquet_once
@@ -138,6 +139,7 @@ def main() -> int:
     spec = spec_of()
     with TemporaryDirectory() as folder:
         store = LocalStore(folder)
+        ensure_identity(store, spec.name)
         log, sink = SlotLog(store, spec.name), IcebergSink(spec, store, "u")
         for first in range(1, chosen.epochs + 1, _PUBLISHED_TOGETHER):
             seal_epochs(spec, log, first, min(chosen.epochs, first + _PUBLISHED_TOGETHER - 1))

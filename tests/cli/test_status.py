@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -205,6 +207,23 @@ def test_members_held_back_are_named(cli: Cli, log: SlotLog) -> None:
     say(log, lease, "running", held_back=["EWR/0"])
     assert "EWR/0 (too far ahead" in " ".join(cli("status", "flights").out.split())
     assert cli("status", "flights", "--json").data["held_back"] == ["EWR/0"]
+
+
+def test_the_verdict_of_the_quality_checks_has_an_age(cli: Cli, log: SlotLog) -> None:
+    """It is stale once epochs were sealed for three intervals after it."""
+    assert cli("status", "flights", "--json").data["quality"] is None
+    sealed = datetime.fromtimestamp(SEALED / 1e6, UTC)
+    for before, stale in ((timedelta(minutes=20), False), (timedelta(minutes=40), True)):
+        seal(log)
+        at = (sealed - before).isoformat()
+        result = {"at": at, "verdict": "pass", "checkpoint": "t0-000001-aaaaaa"}
+        log.store.put("flights/quality/results/latest.json", json.dumps(result).encode())
+        found = cli("status", "flights", "--json").data["quality"]
+        assert (found["verdict"], found["stale"]) == ("pass", stale)
+        assert found["age_seconds"] > before.total_seconds()
+        shown = " ".join(cli("status", "flights").out.split())
+        assert "quality: pass, " in shown
+        assert ("(stale: " in shown) is stale
 
 
 def test_a_far_future_stamp_is_a_warning(cli: Cli, log: SlotLog) -> None:

@@ -107,7 +107,7 @@ def checkpoints(count: int = 3) -> pa.Table:
     return pa.Table.from_pylist(
         [
             {
-                "checkpoint_id": f"t0-{n:06d}-aaaaaa",
+                "checkpoint_id": f"t0-{n:06d}-aaaaaaaaaaaa",
                 "_epoch": n,
                 "sealed_at": START + timedelta(minutes=n),
                 "epoch_ms": 800.0,

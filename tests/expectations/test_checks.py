@@ -11,7 +11,6 @@ import pytest
 import tidegate
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.suite_files import limit_values, load_suites
-from tidegate.jobs.spec.operations import QualityLimits
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason, LateReason
 
@@ -70,16 +69,17 @@ def test_there_are_no_checks_for_what_a_pipeline_does_not_have(spec: PipelineSpe
     assert list_ids(streams) - list_ids(spec) == {"stream_rejections"}
 
 
-def test_durations_become_seconds() -> None:
+def test_durations_become_seconds(spec: PipelineSpec) -> None:
     """Suites compare seconds, the spec speaks of durations."""
-    assert limit_values(QualityLimits(lateness_p99="90s"))["lateness_p99"] == 90.0  # type: ignore[arg-type]
+    changed = with_quality(spec, limits={"lateness_p99": "90s"})
+    assert limit_values(changed)["lateness_p99"] == 90.0
 
 
 def test_limits_reach_the_arguments(spec: PipelineSpec) -> None:
     """A limit of the spec replaces the default in arguments and sentence."""
     changed = with_quality(spec, limits={"late_ratio": 0.25})
     check = next(c for s in load_suites(changed) for c in s.checks if c.id == "late_ratio")
-    limits = limit_values(changed.quality.limits)
+    limits = limit_values(changed)
     assert check.resolve_kwargs(limits)["max_value"] == 0.25
     assert "25%" in check.says.format(**limits)
 

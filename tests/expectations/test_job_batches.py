@@ -14,15 +14,16 @@ from tests.sealed_queries.conftest import JobBench
 
 from tidegate.checkpoints.batch_notes import BatchReport, SourceProgress
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.illness_record import IllnessRecord
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.errors import ConfigurationError
 from tidegate.expectations.job_batches import (
-    gather_batches,
+    JobEvidence,
     summarize_batches,
     summarize_queries,
 )
-from tidegate.expectations.quality_run import check_quality
+from tidegate.expectations.quality_run import check_quality, gather_batch_slices
 from tidegate.expectations.suite_files import load_suites
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -66,6 +67,12 @@ def _seal(job: JobBench, *reports: BatchReport, name: str = "q", interval: float
 def _query(job: JobBench, name: str = "q") -> dict[str, Any]:
     frame = summarize_queries(job.sealed).set_index("query")
     return dict(frame.loc[name])
+
+
+def _gather_newest(spec: JobSpec, job: JobBench) -> JobEvidence:
+    newest = gather_batch_slices(spec, job.store, SYSTEM_CLOCK, IllnessRecord()).newest
+    assert isinstance(newest, JobEvidence)
+    return newest
 
 
 def test_a_row_per_batch(job: JobBench) -> None:
@@ -135,7 +142,7 @@ def test_recent_counts_the_batches_of_each_query(job: JobBench) -> None:
     """With two queries and `recent: 2` the newest four slots are read."""
     for name in ("a", "b"):
         _seal(job, *[_report()] * 3, name=name)
-    evidence = gather_batches(_spec(recent=2), job.store, SYSTEM_CLOCK)
+    evidence = _gather_newest(_spec(recent=2), job)
     assert [manifest.slot for manifest in evidence.manifests] == [3, 4, 5, 6]
     assert evidence.recent_since == 2
 
@@ -143,7 +150,7 @@ def test_recent_counts_the_batches_of_each_query(job: JobBench) -> None:
 def test_recent_time_leaves_older_batches_out(job: JobBench) -> None:
     """The time counts from the seal of a batch."""
     _seal(job, _report(), _report())
-    evidence = gather_batches(_spec(recent_time="1us"), job.store, SYSTEM_CLOCK)
+    evidence = _gather_newest(_spec(recent_time="1us"), job)
     assert (evidence.manifests, evidence.recent_since) == ([], 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tidegate.operators import stream_view
 from tidegate.operators.page_data import (
     build_lateness_charts,
     describe_frontier_holder,
+    diagnose_stream,
     list_open_barriers,
 )
 from tidegate.operators.stream_view import StreamView, build_unknown_row
@@ -458,6 +460,43 @@ def test_a_stream_that_stopped_sealing_needs_attention(store: MemoryStore) -> No
     history.says("failed", token=99, error={"message": "of someone else"})
     assert StreamView(store, "p").summary()["error"] is None
     keeper.stop()
+
+
+NOW = 1_800_000_000_000
+_WELL: dict[str, Any] = {"state": "running", "why": "", "sealed_at": NOW - 1000}
+
+
+def _list_findings(**facts: Any) -> list[str]:
+    return [found["says"] for found in diagnose_stream({**_WELL, **facts}, NOW)]
+
+
+def _verdict(age: int, verdict: str = "pass", **more: Any) -> dict[str, Any]:
+    at = datetime.fromtimestamp(NOW / 1000 - age, UTC).isoformat().replace("+00:00", "Z")
+    return {"at": at, "verdict": verdict, "failed": [], **more}
+
+
+def test_a_verdict_gets_old_while_epochs_are_sealed() -> None:
+    """A pass of a year ago is no health; after a pause of the stream nothing is missing."""
+    assert _list_findings(quality=_verdict(1700)) == []
+    stale = "the quality checks last ran 40 min ago, and epochs were sealed since"
+    assert _list_findings(quality=_verdict(2400)) == [stale]
+    assert stale in _list_findings(quality=_verdict(2400, "fail"))
+    assert _list_findings(quality=_verdict(2400, every=3600.0)) == []
+    assert _list_findings(quality=_verdict(2400), sealed_at=NOW - 2_300_000, state="stopped") == []
+    (unknown,) = _list_findings(quality={"verdict": "pass"})
+    assert "an unknown time ago" in unknown
+    (never,) = _list_findings(quality=None, run_since=NOW - 2_400_000)
+    assert "have never run" in never
+    assert _list_findings(quality=None, run_since=NOW - 60_000) == []
+
+
+def test_many_sources_with_one_trouble_are_one_finding() -> None:
+    """The worst are named, and how many more there are."""
+    waits = {f"s{n}": 60.0 + n for n in range(10)}
+    assert _list_findings(stale=waits, silent={"a": 100, "b": 200}) == [
+        "sources b, a have said nothing for 3 min",
+        "rows of s9, s8, s7 and 7 more are seen up to 69 s after their arrival (p95), beyond the goal",
+    ]
 
 
 def test_a_restore_under_way_says_who_began_it(store: MemoryStore) -> None:

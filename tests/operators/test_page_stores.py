@@ -83,6 +83,8 @@ def test_data_docs_need_the_right_to_the_quality_dag() -> None:
     with served(app_of(FakeAirflowQueries(["here"], store))) as url:
         with urllib.request.urlopen(f"{url}/docs/here.quality/") as answer:
             assert answer.read() == b"rows"
+            policy = answer.headers["Content-Security-Policy"]
+            assert {"sandbox", "form-action 'none'", "base-uri 'none'"} <= {*policy.split("; ")}
         for other in ("here", "here.stream"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"{url}/docs/{other}/")
