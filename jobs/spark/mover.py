@@ -26,24 +26,21 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
+from tidegate.jobs.rows.judged_rows import apply_verdicts, frame_data_rows
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
-from .cut_reader import CutFrame, arrow_to_frame, open_cut, select_provenance
+from .cut_reader import CutFrame, arrow_to_frame, open_cut
 from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
-from .ordered_release import (
-    adjust_late_rows,
-    count_released_rows,
-    release_rows,
-)
+from .ordered_release import count_released_rows, release_rows
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import process_sessions
 from .spark_session import (
@@ -235,7 +232,7 @@ class SparkMover:
         frame = None
         if any(member.rows + member.quarantined for member in members):
             frame = _read_judged_rows(scans, self._spec, native=native)
-        data, aside = _apply_verdicts(frame, self._spec)
+        data, aside = apply_verdicts(frame, self._spec)
         times = [(m.min_time, m.max_time) for m in members]
         return EpochContext(
             self._sessions,
@@ -257,10 +254,7 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
     if native:
         assert scans.rows is not None  # noqa: S101 - asked for by the caller
-        places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
-        own = [name for name in ("_verdict", "_mark") if name in scans.rows.column_names]
-        held = DuckFrame.from_table(scans.rows)
-        return held.selectExpr(*select_provenance(spec, scans.staged.cut), *places, *own)
+        return frame_data_rows(spec, scans.staged.cut, scans.rows)
     found = scans.staged.frame
     if found is None:
         return None
@@ -276,16 +270,6 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
     )
-
-
-def _apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
-    """The rows that go on, and those that the survey set aside (None when there are none)."""
-    if frame is None or "_verdict" not in frame.columns:
-        return frame, None
-    going = frame.where("_verdict IS NULL OR _verdict = 'adjust'")
-    going = adjust_late_rows(going, spec, "_verdict IS NOT NULL", "_mark")
-    going = going.drop("_verdict", "_mark")
-    return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:
