@@ -101,7 +101,7 @@ def survey_cut(
     judged = None if rows is None else _select_judged(rows)
     for found in members:
         if found.dead and has_dead_letters(judged):
-            _refuse_bad_rows(staged, spec, found)
+            refuse_bad_rows(staged, spec, found)
     verdicts = [VERDICT_SCHEMA.append(pa.field("_vm", pa.int32())).empty_table()]
     for index, scan in scans.items():
         places = pa.array([index] * scan.verdicts.num_rows, pa.int32())
@@ -190,7 +190,7 @@ def _scan_members(
     return empty | {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
 
 
-def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
+def refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
     """Raise for the first dead row that `on_bad` or a rule does not allow."""
     source = spec.sources[found.member.source]
     refused = [f"_rule IS NULL AND _dead <> '{FILTERED}'"] if source.on_bad == "fail" else []

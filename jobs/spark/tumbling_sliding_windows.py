@@ -11,13 +11,14 @@ every window in it is purged.
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rows.judged_rows import assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, combine_frames, group_rows
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
 from tidegate.jobs.rules.native_support import explain_spark_window
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
@@ -44,8 +45,6 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     """Fold the rows and edges of the epoch into the state and write the results that are due."""
     decision, window = epoch.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
-    live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
-    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     written = WrittenFiles()
     # All pairs that join, of rows and of what lasts, are at least as many as their results.
     rows = None
@@ -65,6 +64,33 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
             "_we",
             aggregation.segment_extra,
         )
+    return _finish_window(epoch, aggregation, written)
+
+
+def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> OutputFiles:
+    """As `process_window`, with the partial aggregates that tasks have made of the rows.
+
+    They are merged in their order.
+    """
+    decision, aggregation = epoch.decision, Aggregation(epoch.spec, name)
+    written = WrittenFiles()
+    if folds is not None:
+        frame = DuckFrame.from_table(folds)
+        fresh = aggregation.merge_folds(frame, decision.frontier_before, epoch.order.epoch)
+        written = epoch.writer.write_segment(
+            f"window:{name}", fresh.toArrow(), "_we", aggregation.segment_extra
+        )
+    return _finish_window(epoch, aggregation, written)
+
+
+def _finish_window(
+    epoch: EpochContext, aggregation: Aggregation, written: WrittenFiles
+) -> OutputFiles:
+    """Write the results that are due, of the state and of what the epoch has `written` to it."""
+    decision, window, name = epoch.decision, aggregation.window, aggregation.name
+    kind = f"window:{name}"
+    live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
+    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
