@@ -98,7 +98,7 @@ class UnitAnswer:
 
     Attributes:
         rows: all rows that were read.
-        bytes: of the objects.
+        read_bytes: of the objects.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
         late_files: files of the late table.
@@ -111,7 +111,7 @@ class UnitAnswer:
 
     number: int
     rows: int = 0
-    bytes: int = 0
+    read_bytes: int = 0
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
     late_files: tuple[FileRef, ...] = ()
@@ -153,7 +153,7 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
-    answer.bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
+    answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
     tables, is_whole = [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)

@@ -8,7 +8,7 @@ whatever the size of the cut), or, where a value may not fit its type, by one Sp
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,6 +44,25 @@ from .epoch_context import collect_to_driver
 NATIVE_CELLS: Final = MOST_CELLS
 """Values of a cut up to which the driver holds its rows."""
 _log = structlog.get_logger("tidegate.driver")
+
+
+class EpochScans(Protocol):
+    """What the outputs of an epoch need to know of its survey; see `MemberScans`."""
+
+    @property
+    def survey(self) -> Survey:
+        """The survey."""
+
+    @property
+    def sketches(self) -> JsonObject:
+        """Source -> lateness sketch."""
+
+    @property
+    def judged(self) -> pa.Table | None:
+        """The rows that are not plain data; None: only Spark knows them."""
+
+    def count_verdicts(self) -> Counter[tuple[int, str]]:
+        """Return (index of a slice, verdict) -> rows."""
 
 
 @dataclass(frozen=True)

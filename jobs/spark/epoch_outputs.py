@@ -32,7 +32,7 @@ from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.time_units import saturate_ticks
 
-from .cut_survey import MemberScans
+from .cut_survey import EpochScans
 from .edge_events import EpochEdges
 from .epoch_context import EpochContext, OutputFiles
 from .late_and_dead_rows import CountedRows
@@ -55,7 +55,7 @@ class EpochOutputs:
         windows: window -> its results and state.
     """
 
-    scans: MemberScans
+    scans: EpochScans
     released: ReleasedRows
     late: CountedRows
     dead: CountedRows

@@ -40,7 +40,7 @@ from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import WindowKind
 
-from .cut_survey import MemberScans, has_dead_letters, select_dead_letters
+from .cut_survey import EpochScans, has_dead_letters, select_dead_letters
 from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
 from .session_windows import select_late_for_sessions
 
@@ -145,7 +145,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:
 # origin.
 
 
-def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> CountedRows:
+def write_dead_letters(epoch: EpochContext, scans: EpochScans) -> CountedRows:
     """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
     Rows that are filtered, or that a rule drops, are counted only.

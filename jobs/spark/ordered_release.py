@@ -42,7 +42,7 @@ from tidegate.jobs.rules.row_conditions import (
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS
 
-from .cut_survey import MemberScans
+from .cut_survey import EpochScans
 from .epoch_context import (
     EpochContext,
     OutputFiles,
@@ -135,7 +135,7 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
     )
 
 
-def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
+def count_released_rows(surveyed: EpochScans) -> ReleasedRows:
     """Count the rows that would leave, where no events table is kept: no file is written.
 
     These are all data rows that were not set aside, as the spec then has ``pass_through``.

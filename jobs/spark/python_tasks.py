@@ -64,7 +64,7 @@ def _describe_task(answer: UnitAnswer, report: TaskReport) -> dict[str, Any]:
     return {
         "task": answer.number,
         "rows": answer.rows,
-        "bytes": answer.bytes,
+        "bytes": answer.read_bytes,
         "pid": report.pid,
         "parent": report.parent,
         "cpu": round(report.cpu, 6),
@@ -86,6 +86,10 @@ def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
     yield from rows
 
 
+def _keep_caches(self: zipimport.zipimporter) -> None:
+    """Forget nothing."""
+
+
 def _settle_worker() -> None:
     """Make what a worker repeats for each task cheap; once in each."""
     if hasattr(sys, "_tidegate_settled"):
@@ -93,7 +97,7 @@ def _settle_worker() -> None:
     sys._tidegate_settled = True  # type: ignore[attr-defined]
     # PySpark forgets all imports before each task. Then the directories of its archives are read
     # again, which takes longer than a small task.
-    zipimport.zipimporter.invalidate_caches = lambda _: None  # type: ignore[method-assign]
+    zipimport.zipimporter.invalidate_caches = _keep_caches  # type: ignore[method-assign]
     pa.set_cpu_count(1)  # a task has one core
     gc.collect()
     gc.freeze()  # PySpark collects garbage after each task

@@ -17,7 +17,7 @@ from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.rows import cut_division
-from tidegate.jobs.rows.unit_reading import read_unit
+from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.spark import mover, python_tasks, task_epochs
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def test_late_rows_are_written_once_by_a_task_that_runs_twice(
     pair.put("a", [{"t": t * SECOND, "k": "x", "v": 0.1} for t in (1, 40)])
     pair.put("b", [{"t": t * SECOND, "k": "x", "v": 0.1} for t in (1, 40)])
     pair.run(0)
-    run = task_epochs.run_read_job
+    run = python_tasks.run_read_job
 
     def run_twice(*given: Any) -> Any:
         run(*given)
@@ -273,8 +273,11 @@ def test_what_tasks_cannot_answer_is_left_to_spark_sql(
     assert seen == []
     early = -(10**9) * SECOND * 40 if reason == "times" else 25 * SECOND
     if reason == "bytes":
-        order = task_epochs.ReadOrder
-        monkeypatch.setattr(task_epochs, "ReadOrder", lambda *given: order(*given[:-1], 1))
+
+        def limit_answers(*given: Any) -> ReadOrder:
+            return replace(ReadOrder(*given), most_bytes=1)
+
+        monkeypatch.setattr(task_epochs, "ReadOrder", limit_answers)
     pair.put("a", [{"t": early, "k": "x", "v": 0.5}, {"t": 26 * SECOND, "k": "x", "v": 0.5}])
     pair.run(SECOND)
     assert len(seen) == 1
