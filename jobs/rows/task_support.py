@@ -12,13 +12,18 @@ from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
 
 
-def explain_other_rows(spec: PipelineSpec, store: Store) -> str | None:
-    """Why the rows of a pipeline do not go through Python tasks; None if they do."""
+def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | None:
+    """Why the rows of a pipeline do not go through Python tasks; None if they do.
+
+    Without `store` it is taken to be a bucket or a folder.
+    """
     if spec.spark.master.startswith("sc://"):
         return "Spark Connect"
     if spec.outputs.events:
         return "an events table"
-    if not store.url.startswith(("s3://", "file://")) or " over " in store.url:
+    if store is not None and (
+        not store.url.startswith(("s3://", "file://")) or " over " in store.url
+    ):
         return "a store that tasks cannot open"
     found = explain_unproven_rows(spec)
     if found is not None:

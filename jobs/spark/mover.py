@@ -41,7 +41,7 @@ from .cut_survey import NATIVE_CELLS, MemberScans, refuse_bad_rows, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
-from .errors import SPARK_FAILED
+from .errors import NO_PYTHON_TASKS, SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .ordered_release import count_released_rows, release_rows
 from .python_tasks import warm_workers
@@ -107,7 +107,7 @@ class SparkMover:
         if not self._native or self._in_tasks or self._list_spark_windows():
             _ = self._sessions.full
         if self._in_tasks and self._own:
-            warm_workers(self._sessions.full)
+            self._start_workers()
         self._cut_folder: Path | None = None  # scratch files of the newest survey
         self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
@@ -167,6 +167,13 @@ class SparkMover:
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own and self._sessions.is_started:
             self._sessions.full.stop()
+
+    def _start_workers(self) -> None:
+        try:
+            warm_workers(self._sessions.full)
+        except SPARK_ERRORS as error:
+            cause = extract_cause(error)
+            raise NO_PYTHON_TASKS(pipeline=self._spec.name, cause=cause) from error
 
     def _discard_cut_folder(self) -> None:
         if self._cut_folder is not None:
