@@ -161,6 +161,15 @@ class S3Store:
         """Read a part of one object."""
         return self._get_object(key, Range=f"bytes={start}-{start + length - 1}").data
 
+    def get_version(self, key: str, etag: str) -> bytes:
+        """Read one version of an object.
+
+        Raises:
+            NotFoundError: there is no such object.
+            PreconditionFailedError: the object has another version.
+        """
+        return self._get_object(key, IfMatch=f'"{etag}"').data
+
     @_retry_within_budget
     def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or return None if there is none."""

@@ -264,7 +264,10 @@ class Engine:
         self._recorded_clock_only = False
         state = self.resume_state
         ahead = select_members_ahead(self._spec, state.decider, state.counters.retained)
-        surveyed = self._survey_cut(self._plan_cut(ahead, clock_only=clock_only), asked)
+        cut = self._plan_cut(ahead, clock_only=clock_only)
+        # The attempt begins here: tasks write its files while they read the rows.
+        folders = self._name_attempt()
+        surveyed = self._survey_cut(cut, asked, folders)
         decision = self._decide_epoch(surveyed.survey)
         cut, members = surveyed.cut, surveyed.survey.members
         report = EpochReport(
@@ -282,7 +285,7 @@ class Engine:
             # The next epoch starts from the same state, and comes to the same decision or a later
             # one. So it is enough that the worked time is kept.
             return report
-        attempt = self._begin_attempt(surveyed, decision, asked)
+        attempt = self._begin_attempt(surveyed, decision, asked, folders)
         try:
             report = self._seal_epoch(attempt, self._move_cut(attempt), report)
             self._recorded_clock_only = clock_only
@@ -331,16 +334,24 @@ class Engine:
         time = read_pipeline_time(self.resume_state.decider)
         return bool(jumps) and (time is None or self._clock.wall_ticks() - time.wall >= min(jumps))
 
-    def _survey_cut(self, cut: Cut, asked: EpochRequests) -> SurveyedCut:
+    def _name_attempt(self) -> AttemptFolders:
+        """Return the folders of a new attempt at the next slot."""
+        # The id is random, so that no attempt at the slot, of this driver or another, writes where
+        # an earlier one has written. What loses is garbage, and retention deletes it.
+        head = self.resume_state.head
+        checkpoint = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
+        return AttemptFolders(self._log.layout, checkpoint)
+
+    def _survey_cut(self, cut: Cut, asked: EpochRequests, folders: AttemptFolders) -> SurveyedCut:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
         self._faults.reach("survey")
         state, mover = self.resume_state, self._ports.mover
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
-            surveyed = mover.survey(cut, state.decider)
+            surveyed = mover.survey(cut, state.decider, folders)
             # Once is enough: a slice that ends behind its first barrier has no second one.
             trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
-                surveyed = mover.survey(trimmed, state.decider)
+                surveyed = mover.survey(trimmed, state.decider, folders)
         self._refuse_dead_objects(trimmed)
         # Only here, because a survey may take minutes. The sources have answered by now, so all
         # time up to here was worked.
@@ -394,19 +405,20 @@ class Engine:
         )
 
     def _begin_attempt(
-        self, surveyed: SurveyedCut, decision: Decision, asked: EpochRequests
+        self,
+        surveyed: SurveyedCut,
+        decision: Decision,
+        asked: EpochRequests,
+        folders: AttemptFolders,
     ) -> EpochAttempt:
         self._faults.reach("move.start")
-        head = self.resume_state.head
-        # The id is random, so that no attempt at the slot, of this driver or another, writes where
-        # an earlier one has written. What loses is garbage, and retention deletes it.
-        checkpoint = CheckpointId(head.timeline, head.next_slot, generate_attempt_id())
+        checkpoint = folders.attempt
         self._steps.begin_attempt(checkpoint.slot, checkpoint.attempt)
         order = MoveOrder(
             cut=surveyed.cut,
             decision=decision,
             segments=self.resume_state.segments,
-            folders=AttemptFolders(self._log.layout, checkpoint),
+            folders=folders,
             next_position=self.resume_state.next_position,
         )
         lifecycle = AttemptLifecycle(str(checkpoint))

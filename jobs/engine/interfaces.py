@@ -345,8 +345,11 @@ class Mover(Protocol):
     oracle mover in tests/oracle, which is written in plain Python.
     """
 
-    def survey(self, cut: Cut, state: JsonView) -> SurveyedCut:
+    def survey(self, cut: Cut, state: JsonView, folders: AttemptFolders) -> SurveyedCut:
         """Summarise the cut: fill in the survey's `members`. The engine fills in everything else.
+
+        The mover may write files of the attempt already, into its `folders`. Only those count that
+        `move` then returns.
 
         A slice whose first barrier row is not its last row is reported with that barrier; the
         engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
@@ -363,7 +366,8 @@ class Mover(Protocol):
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
         """Write released rows, late rows, window results, dead letters and new state segments.
 
-        `surveyed` is the result of this mover's last `survey`, and has the same cut as `order`.
+        `surveyed` is the result of this mover's last `survey`, and has the same cut as `order`,
+        whose folders it was given.
 
         Raises:
             PoisonError: a late row under ``on_late: error``, among others.

@@ -302,11 +302,22 @@ class Aggregation:
             before: the frontier before the epoch.
             slot: of the epoch.
         """
-        touched = group_rows(
-            rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
-        )
+        touched = self.fold_rows(rows)
         marks = self.select_marks(before, slot, epochs=1)
         return touched.selectExpr(*self.group_columns, *marks, *self.partials)
+
+    def fold_rows(self, rows: Frame) -> Frame:
+        """One row per window and key of rows with `_ws` and `_we`: their partial aggregates."""
+        return group_rows(
+            rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
+        )
+
+    def merge_folds(self, folds: Frame, before: int, slot: int) -> Frame:
+        """What `aggregate_rows` makes of the rows that were folded, part by part, into `folds`."""
+        types = get_column_types(folds)
+        merged = group_rows(folds, self.group_columns, self.merges)
+        marks = self.select_marks(before, slot, epochs=1)
+        return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
 
     @staticmethod
     def select_marks(before: int, slot: int, *, epochs: int) -> list[str]:

@@ -35,6 +35,11 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
     """Why Spark SQL has to compute all outputs of a pipeline; None if it has not."""
     if not spec.spark.master.startswith("local"):
         return "rows are computed on the executors of a cluster"
+    return explain_unproven_rows(spec)
+
+
+def explain_unproven_rows(spec: PipelineSpec) -> str | None:
+    """Why DuckDB cannot read and judge the rows of a pipeline; None if it can."""
     if not can_name_columns(*spec.row_columns) or not all(
         can_name_columns(*source.columns) for source in spec.sources.values()
     ):

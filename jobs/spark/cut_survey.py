@@ -8,53 +8,61 @@ whatever the size of the cut), or, where a value may not fit its type, by one Sp
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
 from tidegate.errors import PoisonError, get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
-from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
-from tidegate.jobs.rules.row_conditions import quote_name
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
-from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.rows.member_scan import DEAD, VERDICT_SCHEMA, MemberScan
+from tidegate.jobs.rows.slice_scan import (
+    JUDGED,
+    MOST_CELLS,
+    SHOWN,
+    has_safe_times,
+    is_plain,
+    keep_data_rows,
+    make_no_rows,
+    scan_rows,
+    scan_slice,
+    select_surveyed,
+    sort_rows,
+)
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
 from tidegate.json_types import JsonObject, JsonView
-from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .column_casts import cast_never_fails
-from .cut_reader import (
-    CutFrame,
-    CutPart,
-    read_in_driver,
-)
+from .cut_reader import CutFrame
 from .epoch_context import collect_to_driver
-from .member_scan import (
-    BARRIER,
-    DATA,
-    DEAD,
-    PUNCTUATION,
-    VERDICT_SCHEMA,
-    MemberColumns,
-    MemberScan,
-    MemberScanner,
-)
 
-NATIVE_CELLS: Final = 64_000_000
-"""Values of a cut, rows times columns, up to which the driver holds its rows: about 1 GB."""
-_NATIVE_TIMES = (-30_610_224_000_000_000, 253_402_300_800_000_000)
-"""Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
-_JUDGED = ("_dead", "_rule", "_warned")
-_SHOWN = ("_dead", "_detail", "_json", "_p")
+NATIVE_CELLS: Final = MOST_CELLS
+"""Values of a cut up to which the driver holds its rows."""
 _log = structlog.get_logger("tidegate.driver")
+
+
+class EpochScans(Protocol):
+    """What the outputs of an epoch need to know of its survey; see `MemberScans`."""
+
+    @property
+    def survey(self) -> Survey:
+        """The survey."""
+
+    @property
+    def sketches(self) -> JsonObject:
+        """Source -> lateness sketch."""
+
+    @property
+    def judged(self) -> pa.Table | None:
+        """The rows that are not plain data; None: only Spark knows them."""
+
+    def count_verdicts(self) -> Counter[tuple[int, str]]:
+        """Return (index of a slice, verdict) -> rows."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +116,17 @@ def survey_cut(
     )
     rows = None
     if tables is not None:
-        rows = pa.concat_tables(tables or [_make_no_rows(spec)], promote_options="default")
+        rows = pa.concat_tables(tables or [make_no_rows(spec)], promote_options="default")
     judged = None if rows is None else _select_judged(rows)
     for found in members:
         if found.dead and has_dead_letters(judged):
-            _refuse_bad_rows(staged, spec, found)
+            refuse_bad_rows(staged, spec, found)
     verdicts = [VERDICT_SCHEMA.append(pa.field("_vm", pa.int32())).empty_table()]
     for index, scan in scans.items():
         places = pa.array([index] * scan.verdicts.num_rows, pa.int32())
         verdicts.append(scan.verdicts.append_column("_vm", places))
-    low, high = _NATIVE_TIMES
-    times = [t for m in members for t in (m.min_time, m.max_time) if t is not None]
-    if rows is not None and all(low <= time < high for time in times):
-        data = pc.equal(rows["_code"], DATA)
-        rows = rows if pc.all(data, min_count=0).as_py() else rows.filter(data)
+    if rows is not None and all(has_safe_times(m.min_time, m.max_time) for m in members):
+        rows = keep_data_rows(rows)
     else:
         rows = judged = None
     survey = Survey(now=0, members=members)
@@ -136,18 +141,11 @@ def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:
     return rows * width <= NATIVE_CELLS
 
 
-def _make_no_rows(spec: PipelineSpec) -> pa.Table:
-    kinds = {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
-    kinds |= dict.fromkeys(("_m", "_code"), pa.int32())
-    kinds |= dict.fromkeys(("_seq", "_et", "_end"), pa.int64())
-    return pa.schema(kinds).empty_table()
-
-
 def _select_judged(rows: pa.Table) -> pa.Table:
     found = pc.equal(rows["_code"], DEAD)
     if "_warned" in rows.column_names:
         found = pc.or_(found, pc.fill_null(pc.not_equal(rows["_warned"], ""), False))
-    named = ("_m", "_seq", *_JUDGED, *_SHOWN)
+    named = ("_m", "_seq", *JUDGED, *SHOWN)
     judged = rows.select([n for n in rows.column_names if n in named]).filter(found)
     for name in set(named) - set(judged.column_names):
         judged = judged.append_column(name, pa.nulls(judged.num_rows, pa.string()))
@@ -189,38 +187,16 @@ def _scan_members(
 
     def read(index: int) -> tuple[MemberScan, pa.Table]:
         """Read one slice and scan it."""
-        source = sources[index]
-        flat = {name for name, kind in source.columns.items() if "<" not in kind}
-        names = (flat if native else _name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
-        shown = native and _is_decoded(staged, index, source)
-        names |= {BAD_TEXT} if shown else set()
-        frame, tables = read_in_driver(staged, spec, index, names)
-        # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
-        kept = native and not source.select and len(tables) == 1
-        own = list(map(quote_name, spec.columns)) if native and not kept else []
-        own += _JUDGED if native and source.has_conditions else ()
-        own += [name for name in _SHOWN if shown and name not in own]
-        if len(tables) == 1 and _has_plain_points(source, tables[0]):
-            rows = _select_plain_points(tables[0], source.event_time)
-        else:
-            rows = _select_surveyed(frame, {index: source}, own).toArrow()
-        for name, kind in spec.columns.items() if kept else ():
-            rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
-        rows = _sort_rows(rows)
-        found = scan(index, rows)
-        return found, _add_verdicts(rows, found.verdicts)
+        return scan_slice(spec, staged.cut, staged.parts, index, state, native=native)
 
     def scan(index: int, rows: pa.Table) -> MemberScan:
         """Scan one slice."""
-        columns = _build_member_columns(rows) if rows.num_rows else none
-        member = staged.cut.slices[index].member
-        return MemberScanner(spec, member, columns, state).scan()
+        return scan_rows(spec, staged.cut, index, rows, state)
 
     # Most members of a large topic may be idle, but also those may carry punctuation.
-    no_rows, filled = _make_no_rows(spec), set(indexes)
-    none = _build_member_columns(no_rows)
+    no_rows, filled = make_no_rows(spec), set(indexes)
     empty = {i: scan(i, no_rows) for i in sources if i not in filled}
-    if all(_is_plain(part, sources[part.member], native=native) for part in staged.parts):
+    if all(is_plain(part, sources[part.member], native=native) for part in staged.parts):
         try:
             with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
                 found = dict(zip(indexes, pool.map(read, indexes), strict=True))
@@ -229,108 +205,11 @@ def _scan_members(
         except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
             # Spark SQL reads them, or says what is wrong with the rows.
             _log.info("survey_left_to_spark", cause=get_first_line(error))
-    rows = _sort_rows(collect_to_driver(_select_surveyed(staged.frame, sources, [])))
+    rows = sort_rows(collect_to_driver(select_surveyed(staged.frame, sources, [])))
     return empty | {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
 
 
-def _is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
-    """Whether no value of an object can be bad, and the driver may judge its rows."""
-    physical = dict(part.columns)
-    # Whole rows of a cut that is too large for the driver are left to Spark SQL.
-    return (native or not (source.has_conditions or source.select)) and all(
-        cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
-    )
-
-
-def _is_decoded(staged: CutFrame, member: int, source: SourceSpec) -> bool:
-    """Whether all objects of a slice are decoded copies that have the declared columns only."""
-    known = {*source.columns, BAD_REASON, BAD_TEXT, OFFSET_COLUMN}
-    columns = [{name for name, _ in p.columns} for p in staged.parts if p.member == member]
-    return all(BAD_TEXT in own and own <= known for own in columns)
-
-
-def _has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
-    """Whether a row without an event time is all that can be wrong or special in these rows.
-
-    `_is_plain` holds for them.
-    """
-    options = (source.end_time, source.barriers, source.min_event_time)
-    return all(option is None for option in options) and not (
-        source.has_conditions or source.select or BAD_REASON in rows.column_names
-    )
-
-
-def _select_plain_points(rows: pa.Table, event_time: str) -> pa.Table:
-    """What `_select_surveyed` gives of plain points, in a quarter of DuckDB's time."""
-    times = rows[event_time].cast(pa.int64())
-    ticks = pc.fill_null(times, TICK_MIN).to_numpy()
-    code = pc.if_else(pc.is_null(times), pa.scalar(DEAD, pa.int32()), pa.scalar(DATA, pa.int32()))
-    ends = np.minimum(ticks, TICK_MAX - 1) + 1
-    seqs = pc.add(pc.shift_left(rows["_o"], 32), rows["_row"])
-    return pa.table({"_m": rows["_m"], "_seq": seqs, "_et": ticks, "_end": ends, "_code": code})
-
-
-def _name_marks(source: SourceSpec) -> set[str]:
-    """The columns that say when and of which kind a row is."""
-    marks = source.barriers
-    names = (source.event_time, source.end_time, marks and marks.kind, marks and marks.id)
-    return {name for name in names if name}
-
-
-def _sort_rows(rows: pa.Table) -> pa.Table:
-    seqs = rows["_seq"].to_numpy()
-    return rows if (seqs[1:] > seqs[:-1]).all() else rows.sort_by("_seq")
-
-
-def _add_verdicts(rows: pa.Table, verdicts: pa.Table) -> pa.Table:
-    if verdicts.num_rows:
-        places = pc.index_in(rows["_seq"], value_set=verdicts["_vseq"])
-        for name in ("_verdict", "_mark"):
-            rows = rows.append_column(name, verdicts[name].take(places))
-    return rows
-
-
-def _select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:
-    """Places, times and kinds of the rows of slices, and `more`; types of barriers if any has."""
-    marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
-    kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
-    number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
-    code = (
-        f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
-        + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS _code"
-    )
-    # TICK_MIN itself cannot be written as a literal in SQL.
-    ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
-    # Columns of nulls cost as much as others.
-    types = (f"{kind} AS _type", f"{number} AS _id") if marks else ()
-    return frame.selectExpr("_m", "_seq", *ticks, code, *types, *more)
-
-
-def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
-    """Each slice's own column: sources may name theirs differently."""
-    slices: dict[str, list[str]] = {}
-    for index, name in columns.items():
-        slices.setdefault(name, []).append(str(index))
-    cases = [
-        f"WHEN _m IN ({', '.join(own)}) THEN CAST({quote_name(name)} AS {kind})"
-        for name, own in slices.items()
-    ]
-    return f"CASE {' '.join(cases)} END" if cases else f"CAST(NULL AS {kind})"
-
-
-def _build_member_columns(rows: pa.Table) -> MemberColumns:
-    kinds = rows["_code"].to_numpy().astype(np.int8)
-    first = np.flatnonzero(kinds == BARRIER)
-    barrier = None
-    if first.size:
-        at = int(first[0])
-        barrier = (str(rows["_type"][at].as_py()), rows["_id"][at].as_py())
-    return MemberColumns(
-        rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier
-    )
-
-
-def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
+def refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
     """Raise for the first dead row that `on_bad` or a rule does not allow."""
     source = spec.sources[found.member.source]
     refused = [f"_rule IS NULL AND _dead <> '{FILTERED}'"] if source.on_bad == "fail" else []

@@ -8,7 +8,6 @@ it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +16,6 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
@@ -28,19 +26,18 @@ from tidegate.jobs.engine.arrow_tables import require_written_bytes
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.rows.attempt_files import upload_file, write_parquet_file
+from tidegate.jobs.rows.column_casts import declared_to_spark_type
+from tidegate.jobs.rows.judged_rows import JudgedRows
+from tidegate.jobs.rows.slice_reading import ensure_local_file
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.native_support import can_name_columns
-from tidegate.jobs.rules.row_conditions import opaque_literal, quote_name
+from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
-from .column_casts import declared_to_spark_type
-from .cut_reader import (
-    CutFrame,
-    arrow_to_frame,
-    ensure_local_file,
-)
+from .cut_reader import CutFrame, arrow_to_frame
 from .spark_session import SparkSessions
 from .staging import Staging
 
@@ -49,11 +46,6 @@ FETCH_ROWS: Final = 100_000
 
 Below a second of Arrow, and one file instead of several.
 """
-
-SourceCounts = Counter[tuple[str, str]]
-"""(source, name of a count) -> rows."""
-
-_SAMPLE_ROWS = 10_000
 
 
 def collect_to_driver(frame: Frame) -> pa.Table:
@@ -138,23 +130,11 @@ class FileWriter:
         files = self.write_scratch_files(rows)
         named = [(path, f"{stem}-{next(self._numbers):05d}.parquet") for path in files]
 
-        def upload_file(named: tuple[Path, str]) -> FileRef:
+        def upload(named: tuple[Path, str]) -> FileRef:
             """Upload a file and describe it."""
-            path, key = named
-            footer, stored = pq.read_metadata(path), self._store.upload(path, key)
-            low, high = _read_time_bounds(path, footer, time) if time else (None, None)
-            return FileRef(
-                key=key,
-                rows=footer.num_rows,
-                bytes=stored.size,
-                sha256=stored.sha256,
-                min_time=low,
-                max_time=high,
-                kind=kind,
-                extra=extra,
-            )
+            return upload_file(self._store, *named, kind, time, extra)
 
-        return WrittenFiles(tuple(map_in_threads(upload_file, named, 4)), tuple(files))
+        return WrittenFiles(tuple(map_in_threads(upload, named, 4)), tuple(files))
 
     def write_scratch_files(self, rows: pa.Table | DataFrame | Iterator[pa.Table]) -> list[Path]:
         """Write files on the scratch disk, for this epoch only; none when there are no rows."""
@@ -169,10 +149,7 @@ class FileWriter:
         if rows.num_rows == 0:
             return []
         path = self._scratch / f"{uuid4().hex}.parquet"
-        repeating: Any = _select_repeating_columns(rows)
-        # As Spark writes them: what a query happens to know about nulls is not part of a table.
-        rows = rows.cast(pa.schema(list(_make_type_nullable(pa.struct(list(rows.schema))))))
-        pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
+        write_parquet_file(rows, path)
         return [path]
 
     def _write_by_tasks(self, rows: DataFrame) -> list[Path]:
@@ -185,39 +162,6 @@ class FileWriter:
                 pa.concat_tables(pq.read_table(path, partitioning=None) for path in filled)
             )
         return filled
-
-
-def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:
-    """Return the columns that get a dictionary; for others Arrow builds one and gives it up.
-
-    True for few rows, and for lists and structs, whose columns in the file have other names.
-    """
-    if rows.num_rows < _SAMPLE_ROWS or any(map(pa.types.is_nested, rows.schema.types)):
-        return True
-    sample = rows.slice(0, _SAMPLE_ROWS)
-    return [
-        name
-        for name in rows.column_names
-        if pc.count_distinct(sample[name]).as_py() <= _SAMPLE_ROWS // 2
-    ]
-
-
-def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind):
-        return pa.list_(_make_type_nullable(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(own.name, _make_type_nullable(own.type)) for own in kind])
-    return kind
-
-
-def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
-    place = next(i for i in range(len(footer.schema)) if footer.schema.column(i).path == time)
-    found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
-    # Arrow and Spark leave out the statistics of a row group whose times are all null.
-    if all(s is not None and s.has_min_max for s in found):
-        return min(s.min_raw for s in found), max(s.max_raw for s in found)
-    ends = pc.min_max(pq.read_table(path, columns=[time], partitioning=None)[time].cast(pa.int64()))
-    return ends["min"].as_py(), ends["max"].as_py()
 
 
 _MANY_SEGMENTS = 16  # more small live segments of one kind are merged
@@ -403,22 +347,29 @@ class EpochContext:
         return path
 
     @property
+    def judged(self) -> JudgedRows:
+        """The rows of the epoch, and what they are judged against."""
+        decision = self.decision
+        return JudgedRows(
+            self.spec,
+            self.data,
+            self.aside,
+            self.low,
+            decision.frontier_before,
+            self.order.timeline,
+            self.order.epoch,
+            decision.late_bound,
+            decision.events_frontier,
+        )
+
+    @property
     def row_columns(self) -> list[str]:
-        """The columns of `PipelineSpec.row_columns`, as Spark SQL over a row with `_et`."""
-        added = self.spec.row_columns.keys() - self.spec.columns.keys()
-        times = [f"timestamp_micros(_et) AS {name}" for name in added]
-        return [*(quote_name(name) for name in self.spec.columns), *times]
+        """See `JudgedRows`."""
+        return self.judged.row_columns
 
     def provenance_columns(self, beside: str = "_seq") -> list[str]:
-        """`_source`, `_partition`, `_seq`, `_timeline` and `_epoch` of an output row, as Spark SQL.
-
-        `beside` is a bigint of it that is never null.
-        """
-        own = [
-            f"CAST({self.order.timeline} AS int) AS _timeline",
-            f"{opaque_literal(self.order.epoch, beside)} AS _epoch",
-        ]
-        return ["_source", "_partition", "_seq", *own]
+        """See `JudgedRows`."""
+        return self.judged.provenance_columns(beside)
 
 
 def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:

@@ -25,16 +25,17 @@ from tidegate.checkpoints.row_counts import (
 )
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.rows.late_rows import LateCounts, SourceCounts
 from tidegate.jobs.sinks.output_tables import build_system_schema
 from tidegate.jobs.spec.event_time_options import GlomOptions
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 from tidegate.time_units import saturate_ticks
 
-from .cut_survey import MemberScans
+from .cut_survey import EpochScans
 from .edge_events import EpochEdges
-from .epoch_context import EpochContext, OutputFiles, SourceCounts
-from .late_and_dead_rows import CountedRows, LateCounts
+from .epoch_context import EpochContext, OutputFiles
+from .late_and_dead_rows import CountedRows
 from .ordered_release import ReleasedRows, count_buffered_rows
 
 # Counts of an epoch that are sums over its sources.
@@ -54,7 +55,7 @@ class EpochOutputs:
         windows: window -> its results and state.
     """
 
-    scans: MemberScans
+    scans: EpochScans
     released: ReleasedRows
     late: CountedRows
     dead: CountedRows

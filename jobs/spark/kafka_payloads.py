@@ -22,17 +22,17 @@ from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringT
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
+from tidegate.jobs.rows.column_casts import (
+    cast_with_check_sql,
+    declared_to_spark_type,
+    spark_to_arrow_type,
+)
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT, TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .column_casts import (
-    cast_with_check_sql,
-    declared_to_spark_type,
-    spark_to_arrow_type,
-)
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
 from .json_decoding import PARTITION, PlainMessages
 from .protobuf_decoding import (

@@ -10,46 +10,39 @@ else to look for. No condition names F in the code that Spark generates (see `op
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from tidegate.checkpoints.row_counts import LATE_ROWS, RULE, RULE_WARNED, name_broken_rule
-from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
-from tidegate.jobs.rules.row_conditions import (
-    expired_pairs_sql,
-    late_for_window_sql,
-    opaque_literal,
-    quote_text,
-    time_below_sql,
+from tidegate.jobs.rows.late_rows import (
+    COUNTED_COLUMNS,
+    ROW_IDENTITY,
+    LateCounts,
+    SourceCounts,
+    count_expired_pairs,
+    count_groups,
+    count_late_rows,
+    find_late_rows,
+    find_refused_row,
+    find_violations,
+    has_late_rows,
+    show_late_rows,
+    show_set_aside,
+    sum_late_groups,
 )
+from tidegate.jobs.rows.slice_reading import select_provenance
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
+from tidegate.jobs.rules.row_conditions import quote_text
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_QUARANTINED
-from tidegate.jobs.spec.table_layout import LateReason
 from tidegate.jobs.spec.window_specs import WindowKind
-from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .cut_reader import select_provenance
-from .cut_survey import MemberScans, has_dead_letters, select_dead_letters
-from .epoch_context import (
-    FETCH_ROWS,
-    EpochContext,
-    SourceCounts,
-    WrittenFiles,
-    collect_to_driver,
-)
-from .errors import LATE_ROW
+from .cut_survey import EpochScans, has_dead_letters, select_dead_letters
+from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
 from .session_windows import select_late_for_sessions
-
-_COUNTED_COLUMNS = ["_source", "output", "reason", "_dropped"]
-_ROW_IDENTITY = ["_source", "_partition", "_seq"]
-
-
-LateCounts = Counter[tuple[str, str, str, bool]]
-"""Rows by source, output, reason and whether they were dropped."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +74,9 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
             member's punctuation.
     """
     frames = [
-        _select_set_aside(epoch),
-        _select_late_rows(epoch, EVENTS),
-        *(_select_late_rows(context_for(name), name) for name in epoch.spec.windows),
+        _show_set_aside(epoch),
+        _show_late_rows(epoch, EVENTS),
+        *(_show_late_rows(context_for(name), name) for name in epoch.spec.windows),
     ]
     here = combine_frames(*(frame for frame in frames if isinstance(frame, DuckFrame)))
     there = combine_frames(*(frame for frame in frames if not isinstance(frame, DuckFrame)))
@@ -94,161 +87,56 @@ def write_late_rows(epoch: EpochContext, context_for: Callable[[str], EpochConte
         late = _write_late_in_driver(epoch, pa.concat_tables(tables, promote_options="permissive"))
     else:
         late = _write_late_in_tasks(epoch, there)
-    return replace(late, counts=late.counts + _count_expired_pairs(epoch, late.late))
+    return replace(late, counts=late.counts + count_expired_pairs(epoch.judged, late.late))
 
 
-def _select_set_aside(epoch: EpochContext) -> Frame | None:
-    """Rows that the survey set aside: quarantined, or before their own member's punctuation."""
-    if epoch.aside is None:
-        return None
-    violations = epoch.aside.where("_verdict = 'cti_violation'")
-    if epoch.spec.release.on_late is LatePolicy.ERROR:
-        _refuse_late_rows(epoch, violations, EVENTS)
-    frontier = epoch.decision.frontier_before
-    missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
-    rows = epoch.aside.where("_verdict IN ('cti_violation', 'max_jump')")
-    own = [
-        "'events' AS output",
-        "_verdict AS reason",
-        f"{missed} - _et AS lateness_us",
-        f"timestamp_micros({missed}) AS frontier",
-    ]
-    return rows.selectExpr(
-        *epoch.row_columns,
-        *own,
-        *epoch.provenance_columns(),
-        "false AS _dropped",
-    )
+def _show_set_aside(epoch: EpochContext) -> Frame | None:
+    _refuse_late_rows(epoch, find_violations(epoch.judged), EVENTS)
+    return show_set_aside(epoch.judged)
 
 
-def _select_late_rows(epoch: EpochContext, output: str) -> Frame | None:
+def _show_late_rows(epoch: EpochContext, output: str) -> Frame | None:
     """Rows that are late for an output, events or a window, with the columns of the late table."""
-    decision, window = epoch.decision, epoch.spec.windows.get(output)
-    bound = decision.late_bound if window is None else decision.frontier_before
-    if epoch.data is None or epoch.low is None or epoch.low >= bound:
-        return None
-    policy = epoch.spec.release.on_late if window is None else window.on_late
-    if window is not None and window.kind is WindowKind.SESSION:
-        rows = select_late_for_sessions(epoch, output)
+    judged, window = epoch.judged, epoch.spec.windows.get(output)
+    if window is None or window.kind is not WindowKind.SESSION:
+        rows = find_late_rows(judged, output)
+    elif epoch.data is None or not has_late_rows(judged, output):
+        rows = None
     else:
-        late = time_below_sql(bound) if window is None else late_for_window_sql(window, bound)
-        if policy is LatePolicy.ADJUST:
-            late = f"{late} AND _end <= {max(decision.frontier_before, bound)}L"
-        rows = epoch.data.where(late)
-    if policy is LatePolicy.ERROR:
-        _refuse_late_rows(epoch, rows, output)
-    reason: LateReason = "late_order" if window is None else "late_window"
-    if policy is LatePolicy.REJECT_TO_ORIGIN:
-        reason = "rejected"
-    elif window is None and policy is LatePolicy.EMIT_FLAGGED:
-        reason = "flagged"
-    return rows.selectExpr(
-        *epoch.row_columns,
-        f"'{output}' AS output",
-        f"'{reason}' AS reason",
-        *_missed_frontier_sql(_get_missed_frontier(epoch, output)),
-        *epoch.provenance_columns(),
-        f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
-    )
+        rows = select_late_for_sessions(epoch, output)
+    _refuse_late_rows(epoch, rows, output)
+    return None if rows is None else show_late_rows(judged, output, rows)
 
 
-def _count_expired_pairs(epoch: EpochContext, counts: LateCounts) -> SourceCounts:
-    """Count the pairs that came too late, as `CountedRows.counts` has them.
-
-    A point row's one tumbling window is purged iff the row is late, the rest is asked.
-    """
-    before = epoch.decision.frontier_before
-    points = all(s.end_time is None for s in epoch.spec.sources.values())
-    found = SourceCounts()
-    if epoch.data is None or epoch.low is None or epoch.low >= before:
-        return found
-    asked: dict[str, str] = {}
-    for name, window in epoch.spec.windows.items():
-        if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
-            for (source, output, _, _), rows in counts.items():
-                if output == name:
-                    found[source, f"expired:{name}"] += rows
-        elif window.kind is not WindowKind.SESSION:
-            asked[name] = expired_pairs_sql(window, before)
-    if any(pairs != "0L" for pairs in asked.values()):
-        sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
-        grouped = group_rows(epoch.data, ["_source"], sums)
-        for row in collect_to_driver(grouped).to_pylist():
-            for name, pairs in zip(asked, sums, strict=True):
-                found[row["_source"], f"expired:{name}"] += row[pairs] or 0
-    return found
-
-
-def _get_missed_frontier(epoch: EpochContext, output: str) -> int:
-    """What a late row of an output missed."""
-    decision = epoch.decision
-    return decision.events_frontier if output == EVENTS else decision.frontier_before
-
-
-def _missed_frontier_sql(frontier: int) -> list[str]:
-    if frontier == TICK_MIN:
-        return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
-    mark = opaque_literal(frontier, "_et")
-    lateness = f"least(CAST({mark} AS decimal(20,0)) - _et, {TICK_MAX})"
-    return [f"CAST({lateness} AS bigint) AS lateness_us", f"timestamp_micros({mark}) AS frontier"]
-
-
-def _refuse_late_rows(epoch: EpochContext, rows: Frame, output: str) -> None:
-    found = collect_to_driver(
-        rows.selectExpr("_source", "_partition", "_seq", "_et").limit(1)
-    ).to_pylist()
-    if found:
-        row = found[0]
-        raise LATE_ROW(
-            pipeline=epoch.spec.name,
-            source=row["_source"],
-            partition=row["_partition"],
-            seq=row["_seq"],
-            time=row["_et"],
-            output=output,
-            frontier=_get_missed_frontier(epoch, output),
-        )
-
-
-def _count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
-    grouped = table.select(columns).group_by(columns).aggregate([([], "count_all")])
-    return list(grouped.to_pylist())
-
-
-def _sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
-    return Counter({tuple(one[c] for c in _COUNTED_COLUMNS): one["count_all"] for one in groups})
-
-
-def _count_late_rows(written: WrittenFiles, table: pa.Table) -> CountedRows:
-    # A row that misses several outputs counts once.
-    rows = table.select(_ROW_IDENTITY).group_by(_ROW_IDENTITY).aggregate([])
-    distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
-    return CountedRows(written, _sum_late_groups(_count_groups(table, _COUNTED_COLUMNS)), distinct)
+def _refuse_late_rows(epoch: EpochContext, rows: Frame | None, output: str) -> None:
+    refused = find_refused_row(epoch.judged, rows, output)
+    if refused is not None:
+        raise refused
 
 
 def _write_late_in_driver(epoch: EpochContext, table: pa.Table) -> CountedRows:
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
-    return _count_late_rows(written, table)
+    return CountedRows(written, *count_late_rows(table))
 
 
 def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:
     kept = rows.where("NOT _dropped").drop("_dropped")
     written = epoch.writer.write_table(LATE, kept, epoch.spec.event_time_column)
-    late, table = CountedRows(written), written.read_columns(["output", "reason", *_ROW_IDENTITY])
+    late, table = CountedRows(written), written.read_columns(["output", "reason", *ROW_IDENTITY])
     if table is not None:
         is_dropped = pa.repeat(False, table.num_rows)
-        late = _count_late_rows(written, table.append_column("_dropped", is_dropped))
+        late = CountedRows(written, *count_late_rows(table.append_column("_dropped", is_dropped)))
     policies = {epoch.spec.release.on_late, *(w.on_late for w in epoch.spec.windows.values())}
     if LatePolicy.DROP not in policies:
         return late
     # Dropped rows are in no file, and may be more than the driver holds. The same row may be in the
     # late table for another output, so Spark looks at both.
-    dropped = group_rows(rows.where("_dropped"), _COUNTED_COLUMNS, {"count_all": "count(*)"})
-    distinct = collect_to_driver(rows.select(*_ROW_IDENTITY).distinct().groupBy("_source").count())
+    dropped = group_rows(rows.where("_dropped"), COUNTED_COLUMNS, {"count_all": "count(*)"})
+    distinct = collect_to_driver(rows.select(*ROW_IDENTITY).distinct().groupBy("_source").count())
     return CountedRows(
         written,
-        late.late + _sum_late_groups(collect_to_driver(dropped).to_pylist()),
+        late.late + sum_late_groups(collect_to_driver(dropped).to_pylist()),
         Counter({(r["_source"], LATE_ROWS): r["count"] for r in distinct.to_pylist()}),
     )
 
@@ -257,7 +145,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:
 # origin.
 
 
-def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> CountedRows:
+def write_dead_letters(epoch: EpochContext, scans: EpochScans) -> CountedRows:
     """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
     Rows that are filtered, or that a rule drops, are counted only.
@@ -304,7 +192,7 @@ def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> Counted
     )
     dead = CountedRows(written)
     table = written.read_columns(["_source", "reason"])
-    for row in [] if table is None else _count_groups(table, ["_source", "reason"]):
+    for row in [] if table is None else count_groups(table, ["_source", "reason"]):
         quarantined = row["reason"] == RULE_QUARANTINED
         name = RULE_QUARANTINED if quarantined else "dead_lettered"
         dead.counts[row["_source"], name] += row["count_all"]

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -22,28 +23,28 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame
+from tidegate.jobs.rows.judged_rows import apply_verdicts, frame_data_rows
+from tidegate.jobs.rows.task_support import explain_other_rows
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
-from .cut_reader import CutFrame, arrow_to_frame, open_cut, select_provenance
-from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
+from .cut_reader import CutFrame, arrow_to_frame, open_cut
+from .cut_survey import NATIVE_CELLS, MemberScans, refuse_bad_rows, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
-from .errors import SPARK_FAILED
+from .errors import NO_PYTHON_TASKS, SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
-from .ordered_release import (
-    adjust_late_rows,
-    count_released_rows,
-    release_rows,
-)
+from .ordered_release import count_released_rows, release_rows
+from .python_tasks import warm_workers
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import process_sessions
 from .spark_session import (
@@ -55,7 +56,8 @@ from .spark_session import (
     runs_on_one_host,
 )
 from .staging import BucketStaging, Staging, open_staging
-from .tumbling_sliding_windows import process_window
+from .task_epochs import TaskScans, require_frontier, survey_in_tasks
+from .tumbling_sliding_windows import process_partials, process_window
 
 if TYPE_CHECKING:
     from .kafka_staging import KafkaStager
@@ -99,9 +101,13 @@ class SparkMover:
         self._staging = open_staging(self._sessions, spec, store, self._workdir)
         # The driver computes beside its tasks: with a cluster the rows belong on the executors.
         self._native = native and runs_on_one_host(spec.spark) and explain_spark_rows(spec) is None
+        # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
+        self._in_tasks = native and explain_other_rows(spec, store) is None
         # A pipeline that needs no Spark SQL does not wait for a JVM; rare epochs start one.
-        if not self._native or self._list_spark_windows():
+        if not self._native or self._in_tasks or self._list_spark_windows():
             _ = self._sessions.full
+        if self._in_tasks and self._own:
+            self._start_workers()
         self._cut_folder: Path | None = None  # scratch files of the newest survey
         self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
@@ -110,18 +116,23 @@ class SparkMover:
         """The session that was given, or an own one, which is started at the first use."""
         return self._sessions.full
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+    def survey(self, cut: Cut, state: Mapping[str, Any], folders: AttemptFolders) -> SurveyedCut:
         """Summarise the cut and keep its rows for `move`; removes the rows of the last survey.
 
         Raises as `Mover.survey` does, and a TransientError if the store, brokers or executors fail.
         """
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
+        if self._in_tasks:
+            found = self._survey_in_tasks(cut, state, folders)
+            if found is not None:
+                return SurveyedCut(cut, found.survey, found)
         if self._kafka is not None:
             self._kafka.stage_ranges(cut, folder / "objects")
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         with self._report_errors(frame):
-            scans = survey_cut(frame, self._spec, state, native=self._native)
+            native = self._native and not self._in_tasks
+            scans = survey_cut(frame, self._spec, state, native=native)
         return SurveyedCut(cut, scans.survey, scans)
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
@@ -129,8 +140,10 @@ class SparkMover:
 
         It removes the rows of the survey, also if it fails: each survey can be moved once.
         """
-        scans: MemberScans = surveyed.staged
+        scans: MemberScans | TaskScans = surveyed.staged
         try:
+            if isinstance(scans, TaskScans):
+                return self._move_folded(order, scans)
             with self._report_errors(scans.staged):
                 return self._move_scanned(order, scans)
         finally:
@@ -155,6 +168,13 @@ class SparkMover:
         if self._own and self._sessions.is_started:
             self._sessions.full.stop()
 
+    def _start_workers(self) -> None:
+        try:
+            warm_workers(self._sessions.full)
+        except SPARK_ERRORS as error:
+            cause = extract_cause(error)
+            raise NO_PYTHON_TASKS(pipeline=self._spec.name, cause=cause) from error
+
     def _discard_cut_folder(self) -> None:
         if self._cut_folder is not None:
             self._staging.discard(self._cut_folder)
@@ -162,17 +182,74 @@ class SparkMover:
             self._cut_folder = None
 
     @contextmanager
-    def _report_errors(self, frame: CutFrame) -> Iterator[None]:
+    def _report_errors(self, frame: CutFrame | None) -> Iterator[None]:
         """Turn Spark's errors into errors that name the corrupt object and hide Java stacks."""
         try:
             yield
         except SPARK_ERRORS as error:
             raise (
-                frame.find_corruption()
+                (frame and frame.find_corruption())
                 or self._staging.find_outage()
                 or detect_lost_executors(self._spec.name, error, pipeline=self._spec.name)
                 or SPARK_FAILED(pipeline=self._spec.name, cause=extract_cause(error))
             ) from error
+
+    def _survey_in_tasks(
+        self, cut: Cut, state: Mapping[str, Any], folders: AttemptFolders
+    ) -> TaskScans | None:
+        """Read a cut by Python tasks; None if Spark SQL has to read it."""
+        with self._report_errors(None):
+            found = survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
+        dead = () if found is None else [m for m in found.survey.members if m.dead]
+        if dead and any(self._spec.sources[m.member.source].on_bad == "fail" for m in dead):
+            frame = self._open_cut(cut)
+            with self._report_errors(frame):
+                for member in dead:
+                    refuse_bad_rows(frame, self._spec, member)
+        return found
+
+    def _open_cut(self, cut: Cut) -> CutFrame:
+        assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
+        return open_cut(
+            self._sessions, self._spec, self._store, cut, self._cut_folder, self._staging
+        )
+
+    def _move_folded(self, order: MoveOrder, scans: TaskScans) -> MoveResult:
+        """Merge and write what tasks have made of the rows; dead rows are read by Spark SQL."""
+        assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
+        require_frontier(self._spec.name, scans, order)
+        late = scans.sum_late_rows(self._spec)
+        has_dead = any(member.dead for member in scans.survey.members)
+        staged = CutFrame(order.cut, (), lambda: None, 0, self._cut_folder)
+        if has_dead:
+            staged = self._open_cut(order.cut)
+        with self._report_errors(staged):
+            epoch = self._make_empty_context(order, staged)
+            windows = {
+                name: process_partials(epoch, name, scans.join_partials(name))
+                for name in self._spec.windows
+            }
+            dead = write_dead_letters(replace(epoch, native=False), scans)
+            return EpochOutputs(
+                scans, count_released_rows(scans), late, dead, EpochEdges(), windows
+            ).to_result(epoch)
+
+    def _make_empty_context(self, order: MoveOrder, staged: CutFrame) -> EpochContext:
+        """What an epoch needs whose rows are with tasks."""
+        return EpochContext(
+            self._sessions,
+            self._spec,
+            self._store,
+            order,
+            FileWriter(self._store, order.folders, staged.scratch, self._staging),
+            staged,
+            data=None,
+            aside=None,
+            low=None,
+            high=None,
+            segment_folder=self._workdir / "segments",
+            native=self._native and not self._list_spark_outputs(order),
+        )
 
     def _move_scanned(self, order: MoveOrder, scans: MemberScans) -> MoveResult:
         if scans.rows is not None:
@@ -235,7 +312,7 @@ class SparkMover:
         frame = None
         if any(member.rows + member.quarantined for member in members):
             frame = _read_judged_rows(scans, self._spec, native=native)
-        data, aside = _apply_verdicts(frame, self._spec)
+        data, aside = apply_verdicts(frame, self._spec)
         times = [(m.min_time, m.max_time) for m in members]
         return EpochContext(
             self._sessions,
@@ -257,10 +334,7 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
     if native:
         assert scans.rows is not None  # noqa: S101 - asked for by the caller
-        places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
-        own = [name for name in ("_verdict", "_mark") if name in scans.rows.column_names]
-        held = DuckFrame.from_table(scans.rows)
-        return held.selectExpr(*select_provenance(spec, scans.staged.cut), *places, *own)
+        return frame_data_rows(spec, scans.staged.cut, scans.rows)
     found = scans.staged.frame
     if found is None:
         return None
@@ -276,16 +350,6 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
     )
-
-
-def _apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
-    """The rows that go on, and those that the survey set aside (None when there are none)."""
-    if frame is None or "_verdict" not in frame.columns:
-        return frame, None
-    going = frame.where("_verdict IS NULL OR _verdict = 'adjust'")
-    going = adjust_late_rows(going, spec, "_verdict IS NOT NULL", "_mark")
-    going = going.drop("_verdict", "_mark")
-    return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:

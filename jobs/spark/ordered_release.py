@@ -28,6 +28,8 @@ from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.replay import count_waiting_rows
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
+from tidegate.jobs.rows.judged_rows import adjust_late_rows
+from tidegate.jobs.rows.late_rows import SourceCounts
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
     ROW_ORDER,
@@ -38,13 +40,12 @@ from tidegate.jobs.rules.row_conditions import (
     time_below_sql,
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy, ReleaseMode
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import EVENTS
 
-from .cut_survey import MemberScans
+from .cut_survey import EpochScans
 from .epoch_context import (
     EpochContext,
     OutputFiles,
-    SourceCounts,
     WrittenFiles,
     collect_to_driver,
     has_rows_from_mark,
@@ -105,37 +106,6 @@ def _tardy_sql(decision: Decision) -> str:
     return f"concat(_source, '/', _partition) IN ({names})" if names else "false"
 
 
-def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) -> Frame:
-    """Move the start of late rows; those that end before the new start are left out.
-
-    It changes `_et`, `_time` and the event-time column of the row's source. `late`, the condition,
-    and `start` (ticks) are Spark SQL.
-    """
-    columns = list(spec.columns)
-    times: dict[str, list[str]] = {}
-    for name, source in spec.sources.items():
-        # Sources may name their event-time columns differently; a row moves in its own source's.
-        times.setdefault(source.event_time, []).append(quote_text(name))
-    judged = frame.selectExpr("*", f"({late}) AS _was")
-    moved = judged.selectExpr("*", f"_was AND _end > {start} AS _moved").where("_moved OR NOT _was")
-    others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
-    own = [
-        (
-            f"IF(_moved AND _source IN ({', '.join(times[c])}), timestamp_micros({start}),"
-            f" {quote_name(c)}) AS {quote_name(c)}"
-            if c in times
-            else quote_name(c)
-        )
-        for c in columns
-    ]
-    return moved.selectExpr(
-        *own,
-        *others,
-        f"IF(_moved, {start}, _et) AS _et",
-        f"IF(_moved, timestamp_micros({start}), _time) AS _time",
-    )
-
-
 def release_rows(epoch: EpochContext) -> ReleasedRows:
     """Write the rows that leave, and the new segment of those that wait."""
     live, after = epoch.live_segments(ORDER_KIND), epoch.decision.release_after
@@ -165,7 +135,7 @@ def release_rows(epoch: EpochContext) -> ReleasedRows:
     )
 
 
-def count_released_rows(surveyed: MemberScans) -> ReleasedRows:
+def count_released_rows(surveyed: EpochScans) -> ReleasedRows:
     """Count the rows that would leave, where no events table is kept: no file is written.
 
     These are all data rows that were not set aside, as the spec then has ``pass_through``.

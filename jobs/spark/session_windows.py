@@ -8,6 +8,7 @@ them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.rows.judged_rows import adjust_late_rows, assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import Frame, combine_frames, get_column_types, group_rows
 from tidegate.jobs.rules.row_conditions import (
@@ -21,11 +22,7 @@ from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
-from .ordered_release import adjust_late_rows
-from .tumbling_sliding_windows import (
-    assign_rows_to_windows,
-    is_window_segment_purged,
-)
+from .tumbling_sliding_windows import is_window_segment_purged
 
 _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
 _BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"
@@ -124,7 +121,7 @@ def _select_rows(epoch: EpochContext, aggregation: Aggregation) -> Frame:
     elif alone != "false":
         frame = frame.where(f"NOT ({alone})")
     if window.kind is not WindowKind.SESSION:
-        return assign_rows_to_windows(epoch, window).selectExpr(
+        return assign_rows_to_windows(epoch.judged, window).selectExpr(
             "*", *aggregation.key_columns, "_ws AS _part"
         )
     gap = window.gap or 0

@@ -46,14 +46,11 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     not the spec's.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
+    if spec.spark.master.startswith("sc://"):
+        return _open_connect_session(spec.spark)
     # Without it, tasks in Python run with whatever is called python3.
-    if spec.spark.master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return (
-        _open_connect_session(spec.spark)
-        if spec.spark.master.startswith("sc://")
-        else start_classic_session(add_connector_jars(spec), spec.name)
-    )
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    return start_classic_session(add_connector_jars(spec), spec.name)
 
 
 def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:

@@ -11,57 +11,31 @@ every window in it is purged.
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.rows.judged_rows import assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, combine_frames, group_rows
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
 from tidegate.jobs.rules.native_support import explain_spark_window
 from tidegate.jobs.rules.row_conditions import (
-    add_window_span,
     end_reached_sql,
     is_window_closed,
     is_window_purged,
-    late_for_window_sql,
     opaque_literal,
     quote_name,
     window_purged_sql,
 )
-from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, saturate_ticks
 
 from .edge_events import EpochEdges, assign_intervals, drop_edges
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
-from .ordered_release import adjust_late_rows
 
 MERGE_ROWS = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
-
-# Which rows join
-
-
-def assign_rows_to_windows(epoch: EpochContext, window: WindowSpec) -> Frame:
-    """(row, window) pairs that join, with `_ws` and `_we` in ticks.
-
-    Late rows and edges are left out; ``on_late: adjust`` moves late rows that it can.
-    """
-    assert epoch.data is not None  # noqa: S101 - called with rows only
-    frontier, frame = epoch.decision.frontier_before, epoch.data
-    late = late_for_window_sql(window, frontier)
-    if window.on_late is not LatePolicy.ADJUST:
-        # Also where no row is late: the code is the same in every epoch.
-        frame = frame.where(f"NOT ({late})")
-    elif epoch.low is not None and epoch.low < frontier:
-        frame = adjust_late_rows(frame, epoch.spec, late, opaque_literal(frontier, "_et"))
-    frame = add_window_span(window, drop_edges(epoch.spec, frame))
-    has_edges = any(source.end_time is not None for source in epoch.spec.sources.values())
-    if window.size == window.period and not has_edges:
-        return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
-    pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
-    pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
-    return pairs.where(f"NOT ({window_purged_sql(window, '_we', frontier)})")
 
 
 # One epoch of one window output
@@ -71,11 +45,12 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     """Fold the rows and edges of the epoch into the state and write the results that are due."""
     decision, window = epoch.decision, epoch.spec.windows[name]
     kind, aggregation = f"window:{name}", Aggregation(epoch.spec, name)
-    live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
-    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     written = WrittenFiles()
     # All pairs that join, of rows and of what lasts, are at least as many as their results.
-    rows = None if epoch.data is None else assign_rows_to_windows(epoch, window)
+    rows = None
+    if epoch.data is not None:
+        points = replace(epoch.judged, data=drop_edges(epoch.spec, epoch.data))
+        rows = assign_rows_to_windows(points, window)
     joining, most = assign_intervals(epoch, window, edges)
     if joining is None:
         joining = rows
@@ -89,6 +64,33 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
             "_we",
             aggregation.segment_extra,
         )
+    return _finish_window(epoch, aggregation, written)
+
+
+def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> OutputFiles:
+    """As `process_window`, with the partial aggregates that tasks have made of the rows.
+
+    They are merged in their order.
+    """
+    decision, aggregation = epoch.decision, Aggregation(epoch.spec, name)
+    written = WrittenFiles()
+    if folds is not None:
+        frame = DuckFrame.from_table(folds)
+        fresh = aggregation.merge_folds(frame, decision.frontier_before, epoch.order.epoch)
+        written = epoch.writer.write_segment(
+            f"window:{name}", fresh.toArrow(), "_we", aggregation.segment_extra
+        )
+    return _finish_window(epoch, aggregation, written)
+
+
+def _finish_window(
+    epoch: EpochContext, aggregation: Aggregation, written: WrittenFiles
+) -> OutputFiles:
+    """Write the results that are due, of the state and of what the epoch has `written` to it."""
+    decision, window, name = epoch.decision, aggregation.window, aggregation.name
+    kind = f"window:{name}"
+    live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
+    gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
     epoch = _choose_state_engine(epoch, name, live, written)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)

@@ -25,7 +25,7 @@ from tidegate.jobs.advise.lag_advice import (
     merge_sketches,
 )
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.spark.member_scan import MemberColumns, MemberScanner
+from tidegate.jobs.rows.member_scan import MemberColumns, MemberScanner
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SOURCE = {"path": "inbox", "schema": {"t": "timestamp"}, "event_time": "t", "lag": "30m"}

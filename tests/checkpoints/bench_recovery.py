@@ -26,7 +26,12 @@ from tests.engine.harness import PlainSteps, row, spec_of
 from tests.oracle.memory_source import MemorySource
 from tests.servers.minio import running
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId, generate_attempt_id
+from tidegate.checkpoints.bucket_layout import (
+    AttemptFolders,
+    BucketLayout,
+    CheckpointId,
+    generate_attempt_id,
+)
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
@@ -55,7 +60,7 @@ class _SurveyedError(Exception):
 class _Stop:
     """A mover that tells when it is needed."""
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+    def survey(self, cut: Cut, state: Mapping[str, Any], _: AttemptFolders) -> SurveyedCut:
         raise _SurveyedError
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:

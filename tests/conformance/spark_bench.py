@@ -112,12 +112,13 @@ class SparkBench:
         cut = Cut(
             tuple(self._slice(name, blocked=Member(name) in standing) for name in self.spec.sources)
         )
-        surveyed = self.mover.survey(cut, self.state)
+        folders = AttemptFolders(BucketLayout("bench"), CheckpointId(0, self.epochs, "be0c4a"))
+        surveyed = self.mover.survey(cut, self.state, folders)
         for found in surveyed.survey.members:
             part = next(s for s in cut.slices if s.member == found.member)
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
                 cut = cut.with_slice(self._trimmed(part, found.barrier.seq + 1))
-                surveyed = self.mover.survey(cut, self.state)
+                surveyed = self.mover.survey(cut, self.state, folders)
         survey = replace(
             surveyed.survey,
             now=self.epochs,
@@ -129,7 +130,7 @@ class SparkBench:
             cut,
             decision,
             self.segments,
-            AttemptFolders(BucketLayout("bench"), CheckpointId(0, self.epochs, "be0c4a")),
+            folders,
             self.position,
         )
         moved: MoveResult = self.mover.move(order, surveyed)

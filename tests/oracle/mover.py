@@ -21,6 +21,7 @@ from tests.oracle.tables import dead_schema, events_schema, late_schema, window_
 from tests.oracle.window_state import load_windows, save_windows
 from tests.oracle.windows import WindowFold
 from tests.oracle.zero_rows import load_gaps, save_gaps
+from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
@@ -75,7 +76,9 @@ class OracleMover:
             name: ObjectReader(store, source) for name, source in spec.sources.items()
         } | dict(readers or {})
 
-    def survey(self, cut: Cut, state: Mapping[str, Any]) -> SurveyedCut:
+    def survey(
+        self, cut: Cut, state: Mapping[str, Any], _: AttemptFolders | None = None
+    ) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
         members = tuple(self._read(part, state).survey for part in cut.slices)
         if not self._spec.release.limits_adjusted_rows:

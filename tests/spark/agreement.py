@@ -204,8 +204,16 @@ class Pair:
         return cut
 
     def _survey(self, side: str, cut: Cut) -> SurveyedCut:
-        surveyed: SurveyedCut = self.sides[side].mover.survey(cut, self.state)
+        # `run` counts the epoch behind its surveys.
+        surveyed: SurveyedCut = self.sides[side].mover.survey(
+            cut, self.state, self.folders(side, self.epoch + 1)
+        )
         return surveyed
+
+    def folders(self, side: str, epoch: int) -> AttemptFolders:
+        """Where one side writes in an epoch."""
+        layout = BucketLayout(self.sides[side].pipeline)
+        return AttemptFolders(layout, CheckpointId(0, epoch, "abcdef"))
 
     def _move(self, name: str, surveyed: SurveyedCut, decision: Decision) -> MoveResult:
         side = self.sides[name]
@@ -213,7 +221,7 @@ class Pair:
             surveyed.cut,
             decision,
             side.segments,
-            AttemptFolders(BucketLayout(side.pipeline), CheckpointId(0, self.epoch, "abcdef")),
+            self.folders(name, self.epoch),
             side.position,
         )
         moved: MoveResult = side.mover.move(order, surveyed)

@@ -10,10 +10,10 @@ import pytest
 
 from tests.spark.agreement import spec_of
 from tests.spark.engine_agreement import prove
+from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
-from tidegate.jobs.spark.column_casts import cast_to_declared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

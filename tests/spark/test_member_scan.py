@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.spark.member_scan import MemberColumns, MemberScan, MemberScanner
+from tidegate.jobs.rows.member_scan import MemberColumns, MemberScan, MemberScanner
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN
 

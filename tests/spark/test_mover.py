@@ -157,7 +157,7 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
     for epoch, seconds in enumerate(((1, 2), (3, 12))):
         pair.put("a", [{"t": s * SECOND, "k": None, "v": float(s)} for s in seconds])
         cut = Cut((pair._slice(Member("a"), done=False, blocked=False),))
-        surveyed = mover.survey(cut, pair.state)
+        surveyed = mover.survey(cut, pair.state, pair.folders("spark", epoch + 1))
         decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=epoch))
         pair.epoch += 1
         pair._move("spark", surveyed, decision)

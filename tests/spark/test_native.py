@@ -19,10 +19,11 @@ from tidegate.jobs.engine.arrow_tables import _has_checksum
 from tidegate.jobs.engine.errors import FileUnreadableError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows import slice_scan
+from tidegate.jobs.rows.column_casts import cast_to_declared
+from tidegate.jobs.rows.slice_reading import add_positions
 from tidegate.jobs.rules.duck_frame import DuckFrame
-from tidegate.jobs.spark import cut_survey, mover
-from tidegate.jobs.spark.column_casts import cast_to_declared
-from tidegate.jobs.spark.cut_reader import _add_positions
+from tidegate.jobs.spark import mover
 from tidegate.jobs.spark.edge_events import EpochEdges
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
 from tidegate.jobs.spark.late_and_dead_rows import CountedRows
@@ -207,10 +208,10 @@ def test_numpy_surveys_plain_points_as_duckdb_does() -> None:
     spec = spec_of({"a": {"schema": {"t": "timestamp"}}})
     source = spec.sources["a"]
     cast = cast_to_declared(DuckFrame.from_table(rows), source, {"t": str(time)})
-    frame = _add_positions(cast, spec, Cut((Slice(Member("a"), 0, 5),)))
-    duckdb = cut_survey._select_surveyed(frame, {0: source}, []).toArrow()
-    numpy = cut_survey._select_plain_points(rows, "t")
-    assert cut_survey._has_plain_points(source, rows)
+    frame = add_positions(cast, spec, Cut((Slice(Member("a"), 0, 5),)))
+    duckdb = slice_scan.select_surveyed(frame, {0: source}, []).toArrow()
+    numpy = slice_scan.select_plain_points(rows, "t")
+    assert slice_scan.has_plain_points(source, rows)
     assert numpy.drop_columns("_end").equals(
         duckdb.drop_columns("_end").cast(numpy.drop_columns("_end").schema)
     )

@@ -19,12 +19,9 @@ from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows.slice_reading import CutPart, unreadable_objects_error
 from tidegate.jobs.sources.kafka_source import KafkaSource
-from tidegate.jobs.spark.cut_reader import (
-    CutFrame,
-    CutPart,
-    unreadable_objects_error,
-)
+from tidegate.jobs.spark.cut_reader import CutFrame
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
     MemberScans,

@@ -151,7 +151,7 @@ def test_fail_names_rule_object_and_row(session: SparkSession, tmp_path: Path) -
     pair.put("a", [good, {**good, "kind": "stop"}, {**good, "n": 7}])
     pair.run(SECOND)
     with pytest.raises(PoisonError, match=r"row 2 of inbox/a/.* rule low .*\(n < 5\).*\"n\":7"):
-        pair.spark.survey(pair_cut(pair), pair.state)
+        pair.spark.survey(pair_cut(pair), pair.state, pair.folders("spark", 2))
 
 
 def pair_cut(pair: Pair) -> Any:

@@ -2,8 +2,8 @@
 
 Punctuation and `max_jump` are about a row and its predecessors, so they are settled here,
 on columns of numbers and without a step per row; what must be known of earlier cuts is carried in
-`MemberSurvey.punctuation_state`. The few rows that are not plain data are named by position; Spark
-moves them, as all others.
+`MemberSurvey.punctuation_state`. The few rows that are not plain data are named by position;
+they are moved as all others.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,82 @@
+"""Files of an attempt: written on the local disk, then uploaded and described."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.store import Store
+from tidegate.json_types import JsonObject
+
+_SAMPLE_ROWS: Final = 10_000
+
+
+def write_parquet_file(rows: pa.Table, path: Path) -> None:
+    """Write rows as one Parquet file."""
+    repeating: Any = _select_repeating_columns(rows)
+    # As Spark writes them: what a query happens to know about nulls is not part of a table.
+    rows = rows.cast(pa.schema(list(_make_type_nullable(pa.struct(list(rows.schema))))))
+    pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
+
+
+def upload_file(
+    store: Store, path: Path, key: str, kind: str, time: str | None, extra: JsonObject
+) -> FileRef:
+    """Upload a Parquet file and describe it.
+
+    Args:
+        store: where it goes.
+        path: the local file.
+        key: which no other process writes.
+        kind: what it holds.
+        time: the column whose least and greatest values, in ticks, the reference carries.
+        extra: fields of the reference.
+    """
+    footer, stored = pq.read_metadata(path), store.upload(path, key)
+    low, high = _read_time_bounds(path, footer, time) if time else (None, None)
+    return FileRef(
+        key=key,
+        rows=footer.num_rows,
+        bytes=stored.size,
+        sha256=stored.sha256,
+        min_time=low,
+        max_time=high,
+        kind=kind,
+        extra=extra,
+    )
+
+
+def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:
+    """Return the columns that get a dictionary; for others Arrow builds one and gives it up.
+
+    True for few rows, and for lists and structs, whose columns in the file have other names.
+    """
+    if rows.num_rows < _SAMPLE_ROWS or any(map(pa.types.is_nested, rows.schema.types)):
+        return True
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    return [
+        name
+        for name in rows.column_names
+        if pc.count_distinct(sample[name]).as_py() <= _SAMPLE_ROWS // 2
+    ]
+
+
+def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_make_type_nullable(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(own.name, _make_type_nullable(own.type)) for own in kind])
+    return kind
+
+
+def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
+    place = next(i for i in range(len(footer.schema)) if footer.schema.column(i).path == time)
+    found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
+    # Arrow and Spark leave out the statistics of a row group whose times are all null.
+    if all(s is not None and s.has_min_max for s in found):
+        return min(s.min_raw for s in found), max(s.max_raw for s in found)
+    ends = pc.min_max(pq.read_table(path, columns=[time], partitioning=None)[time].cast(pa.int64()))
+    return ends["min"].as_py(), ends["max"].as_py()

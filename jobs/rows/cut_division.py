@@ -1,0 +1,93 @@
+"""Divides a cut into the units that tasks read.
+
+The division follows from the cut alone, never from the number of executors: partial aggregates of
+the same rows are made of the same parts and merged in the same order on every cluster, so that sums
+of doubles are the same bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject, JsonView
+
+DIVISION: Final = 1
+"""Version of the division. Another division gives sums of doubles other last digits."""
+UNIT_BYTES: Final = 4 << 20
+_REQUEST_BYTES: Final = 256 << 10
+"""What opening an object counts for."""
+
+
+@dataclass(frozen=True)
+class ReadUnit:
+    """What one task reads: some slices of a cut, whole and in the order of the cut.
+
+    Attributes:
+        number: place among the units of the cut.
+        indexes: of the slices in the cut.
+        cut: the slices.
+        uris: key of an object -> its address (`Store.uri`).
+        state: the part of the decider's state before the epoch that is about these slices.
+    """
+
+    number: int
+    indexes: tuple[int, ...]
+    cut: Cut
+    uris: dict[str, str]
+    state: JsonObject
+
+    def count_cells(self, spec: PipelineSpec) -> int:
+        """Values that it reads: rows times columns."""
+        return sum(
+            (part["row_end"] - part["row_start"])
+            * len(spec.sources[piece.member.source].row_columns)
+            for piece in self.cut.slices
+            for part in piece.parts
+        )
+
+
+def divide_cut(cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
+    """Return the units of a cut, in its order; slices without rows are in none.
+
+    A unit has about `UNIT_BYTES`, or a single larger slice: rows are judged by what came before
+    them in their slice.
+    """
+    return [
+        _make_unit(number, indexes, cut, state, store)
+        for number, indexes in enumerate(_group_slices(cut))
+    ]
+
+
+def _group_slices(cut: Cut) -> Iterator[tuple[int, ...]]:
+    group: list[int] = []
+    size = 0.0
+    for index, piece in enumerate(cut.slices):
+        if not piece.parts:
+            continue
+        own = sum(map(_measure_part, piece.parts))
+        if group and size + own > UNIT_BYTES:
+            yield tuple(group)
+            group, size = [], 0.0
+        group.append(index)
+        size += own
+    if group:
+        yield tuple(group)
+
+
+def _measure_part(part: JsonView) -> float:
+    rows = part["row_end"] - part["row_start"]
+    return float(part["size"] * rows / max(part["rows"], 1) + _REQUEST_BYTES)
+
+
+def _make_unit(
+    number: int, indexes: tuple[int, ...], cut: Cut, state: JsonView, store: Store
+) -> ReadUnit:
+    slices = tuple(cut.slices[i] for i in indexes)
+    known: dict[str, Any] = state.get("members", {})
+    own = {str(piece.member): known.get(str(piece.member)) for piece in slices}
+    clock = {name: state[name] for name in ("clock", "uncounted") if name in state}
+    uris = {part["key"]: store.uri(part["key"]) for piece in slices for part in piece.parts}
+    return ReadUnit(number, indexes, Cut(slices), uris, {**clock, "members": own})

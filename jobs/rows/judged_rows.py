@@ -1,0 +1,139 @@
+"""The rows of a cut after the survey, and what is asked of them: which windows they join.
+
+Rows are judged against the frontier before the epoch, which is known before the epoch begins.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
+from tidegate.jobs.rules.row_conditions import (
+    add_window_span,
+    late_for_window_sql,
+    opaque_literal,
+    quote_name,
+    quote_text,
+    window_purged_sql,
+)
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
+
+from .slice_reading import select_provenance
+
+
+@dataclass(frozen=True)
+class JudgedRows:
+    """Rows that the survey has judged.
+
+    Attributes:
+        data: the data rows that are not set aside; None if there are no data rows. May be empty if
+            all are set aside.
+        aside: the rows that are set aside, with `_verdict` and `_mark`. None if the survey judged
+            no row; it may be empty.
+        low: least event time that the survey found, in ticks, before rows are set aside or
+            adjusted; None if it found none.
+        frontier: before the epoch.
+        timeline, slot: of the epoch.
+        late_bound: rows below it are late for the events output (`Decision.late_bound`).
+        events_frontier: what these have missed (`Decision.events_frontier`).
+    """
+
+    spec: PipelineSpec
+    data: Frame | None
+    aside: Frame | None
+    low: int | None
+    frontier: int
+    timeline: int
+    slot: int
+    late_bound: int
+    events_frontier: int
+
+    @property
+    def row_columns(self) -> list[str]:
+        """The columns of `PipelineSpec.row_columns`, as Spark SQL over a row with `_et`."""
+        added = self.spec.row_columns.keys() - self.spec.columns.keys()
+        times = [f"timestamp_micros(_et) AS {name}" for name in added]
+        return [*(quote_name(name) for name in self.spec.columns), *times]
+
+    def provenance_columns(self, beside: str = "_seq") -> list[str]:
+        """`_source`, `_partition`, `_seq`, `_timeline` and `_epoch` of an output row, as Spark SQL.
+
+        `beside` is a bigint of it that is never null.
+        """
+        own = [
+            f"CAST({self.timeline} AS int) AS _timeline",
+            f"{opaque_literal(self.slot, beside)} AS _epoch",
+        ]
+        return ["_source", "_partition", "_seq", *own]
+
+
+def frame_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
+    """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
+    places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
+    own = [name for name in ("_verdict", "_mark") if name in rows.column_names]
+    return DuckFrame.from_table(rows).selectExpr(*select_provenance(spec, cut), *places, *own)
+
+
+def apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
+    """The rows that go on, and those that the survey set aside (None when there are none)."""
+    if frame is None or "_verdict" not in frame.columns:
+        return frame, None
+    going = frame.where("_verdict IS NULL OR _verdict = 'adjust'")
+    going = adjust_late_rows(going, spec, "_verdict IS NOT NULL", "_mark")
+    going = going.drop("_verdict", "_mark")
+    return going, frame.where("_verdict IS NOT NULL AND _verdict <> 'adjust'")
+
+
+def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) -> Frame:
+    """Move the start of late rows; those that end before the new start are left out.
+
+    It changes `_et`, `_time` and the event-time column of the row's source. `late`, the condition,
+    and `start` (ticks) are Spark SQL.
+    """
+    columns = list(spec.columns)
+    times: dict[str, list[str]] = {}
+    for name, source in spec.sources.items():
+        # Sources may name their event-time columns differently; a row moves in its own source's.
+        times.setdefault(source.event_time, []).append(quote_text(name))
+    judged = frame.selectExpr("*", f"({late}) AS _was")
+    moved = judged.selectExpr("*", f"_was AND _end > {start} AS _moved").where("_moved OR NOT _was")
+    others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
+    own = [
+        (
+            f"IF(_moved AND _source IN ({', '.join(times[c])}), timestamp_micros({start}),"
+            f" {quote_name(c)}) AS {quote_name(c)}"
+            if c in times
+            else quote_name(c)
+        )
+        for c in columns
+    ]
+    return moved.selectExpr(
+        *own,
+        *others,
+        f"IF(_moved, {start}, _et) AS _et",
+        f"IF(_moved, timestamp_micros({start}), _time) AS _time",
+    )
+
+
+def assign_rows_to_windows(judged: JudgedRows, window: WindowSpec) -> Frame:
+    """(row, window) pairs that join, with `_ws` and `_we` in ticks.
+
+    Late rows are left out; ``on_late: adjust`` moves late rows that it can.
+    """
+    assert judged.data is not None  # noqa: S101 - called with rows only
+    frontier, frame = judged.frontier, judged.data
+    late = late_for_window_sql(window, frontier)
+    if window.on_late is not LatePolicy.ADJUST:
+        # Also where no row is late: the code is the same in every judged.
+        frame = frame.where(f"NOT ({late})")
+    elif judged.low is not None and judged.low < frontier:
+        frame = adjust_late_rows(frame, judged.spec, late, opaque_literal(frontier, "_et"))
+    frame = add_window_span(window, frame)
+    has_edges = any(source.end_time is not None for source in judged.spec.sources.values())
+    if window.size == window.period and not has_edges:
+        return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
+    pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
+    pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
+    return pairs.where(f"NOT ({window_purged_sql(window, '_we', frontier)})")

@@ -1,0 +1,185 @@
+"""Rows that are late for an output, and rows that the survey set aside, as the late table has them.
+
+Late rows have an event time below F whatever the rules, so with no row below F there is nothing
+else to look for. No condition names F in the code that Spark generates (see `opaque_literal`).
+"""
+
+from collections import Counter
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.checkpoints.row_counts import LATE_ROWS
+from tidegate.errors import PoisonError
+from tidegate.jobs.rules.duck_frame import Frame, group_rows
+from tidegate.jobs.rules.row_conditions import (
+    expired_pairs_sql,
+    late_for_window_sql,
+    opaque_literal,
+    time_below_sql,
+)
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.pipeline import EVENTS
+from tidegate.jobs.spec.table_layout import LateReason
+from tidegate.jobs.spec.window_specs import WindowKind
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .errors import LATE_ROW
+from .judged_rows import JudgedRows
+
+SourceCounts = Counter[tuple[str, str]]
+"""(source, name of a count) -> rows."""
+LateCounts = Counter[tuple[str, str, str, bool]]
+"""Rows by source, output, reason and whether they were dropped."""
+
+COUNTED_COLUMNS: Final = ["_source", "output", "reason", "_dropped"]
+ROW_IDENTITY: Final = ["_source", "_partition", "_seq"]
+
+
+def get_late_policy(judged: JudgedRows, output: str) -> LatePolicy:
+    """What becomes of rows that are late for events or a window."""
+    window = judged.spec.windows.get(output)
+    return judged.spec.release.on_late if window is None else window.on_late
+
+
+def find_late_rows(judged: JudgedRows, output: str) -> Frame | None:
+    """The data rows that are late for events, or for a tumbling or sliding window.
+
+    None if there can be none.
+    """
+    if judged.data is None or not has_late_rows(judged, output):
+        return None
+    window = judged.spec.windows.get(output)
+    bound = judged.late_bound if window is None else judged.frontier
+    late = time_below_sql(bound) if window is None else late_for_window_sql(window, bound)
+    if get_late_policy(judged, output) is LatePolicy.ADJUST:
+        late = f"{late} AND _end <= {max(judged.frontier, bound)}L"
+    return judged.data.where(late)
+
+
+def has_late_rows(judged: JudgedRows, output: str) -> bool:
+    """Whether a row may be late for an output."""
+    bound = judged.late_bound if output == EVENTS else judged.frontier
+    return judged.low is not None and judged.low < bound
+
+
+def find_violations(judged: JudgedRows) -> Frame | None:
+    """The rows before their own member's punctuation; None if there can be none."""
+    return None if judged.aside is None else judged.aside.where("_verdict = 'cti_violation'")
+
+
+def show_set_aside(judged: JudgedRows) -> Frame | None:
+    """Rows that the survey set aside, quarantined or before their member's punctuation, as shown.
+
+    None if there can be none.
+    """
+    if judged.aside is None:
+        return None
+    frontier = judged.frontier
+    missed = "_mark" if frontier == TICK_MIN else f"coalesce(_mark, {frontier}L)"
+    return judged.aside.where("_verdict IN ('cti_violation', 'max_jump')").selectExpr(
+        *judged.row_columns,
+        "'events' AS output",
+        "_verdict AS reason",
+        f"{missed} - _et AS lateness_us",
+        f"timestamp_micros({missed}) AS frontier",
+        *judged.provenance_columns(),
+        "false AS _dropped",
+    )
+
+
+def show_late_rows(judged: JudgedRows, output: str, rows: Frame) -> Frame:
+    """Late rows of an output with the columns of the late table, and `_dropped`."""
+    policy = get_late_policy(judged, output)
+    reason: LateReason = "late_order" if output == EVENTS else "late_window"
+    if policy is LatePolicy.REJECT_TO_ORIGIN:
+        reason = "rejected"
+    elif output == EVENTS and policy is LatePolicy.EMIT_FLAGGED:
+        reason = "flagged"
+    return rows.selectExpr(
+        *judged.row_columns,
+        f"'{output}' AS output",
+        f"'{reason}' AS reason",
+        *_missed_frontier_sql(_get_missed_frontier(judged, output)),
+        *judged.provenance_columns(),
+        f"{str(policy is LatePolicy.DROP).lower()} AS _dropped",
+    )
+
+
+def find_refused_row(judged: JudgedRows, rows: Frame | None, output: str) -> PoisonError | None:
+    """The error for the first of some rows under ``on_late: error``; None if none is refused."""
+    if rows is None or get_late_policy(judged, output) is not LatePolicy.ERROR:
+        return None
+    first = rows.selectExpr("_source", "_partition", "_seq", "_et").limit(1)
+    found = first.coalesce(1).toArrow().to_pylist()
+    if not found:
+        return None
+    row = found[0]
+    return LATE_ROW(
+        pipeline=judged.spec.name,
+        source=row["_source"],
+        partition=row["_partition"],
+        seq=row["_seq"],
+        time=row["_et"],
+        output=output,
+        frontier=_get_missed_frontier(judged, output),
+    )
+
+
+def _get_missed_frontier(judged: JudgedRows, output: str) -> int:
+    """What a late row of an output missed."""
+    return judged.events_frontier if output == EVENTS else judged.frontier
+
+
+def _missed_frontier_sql(frontier: int) -> list[str]:
+    if frontier == TICK_MIN:
+        return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
+    mark = opaque_literal(frontier, "_et")
+    lateness = f"least(CAST({mark} AS decimal(20,0)) - _et, {TICK_MAX})"
+    return [f"CAST({lateness} AS bigint) AS lateness_us", f"timestamp_micros({mark}) AS frontier"]
+
+
+def count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
+    """Each group of a table, with the number of its rows as `count_all`."""
+    grouped = table.select(columns).group_by(columns).aggregate([([], "count_all")])
+    return list(grouped.to_pylist())
+
+
+def sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
+    """Groups of `COUNTED_COLUMNS` as counts."""
+    return Counter({tuple(one[c] for c in COUNTED_COLUMNS): one["count_all"] for one in groups})
+
+
+def count_late_rows(table: pa.Table) -> tuple[LateCounts, SourceCounts]:
+    """What was late, and (source, `late_rows`) -> rows late for at least one output."""
+    # A row that misses several outputs counts once.
+    rows = table.select(ROW_IDENTITY).group_by(ROW_IDENTITY).aggregate([])
+    distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
+    return sum_late_groups(count_groups(table, COUNTED_COLUMNS)), distinct
+
+
+def count_expired_pairs(judged: JudgedRows, counts: LateCounts) -> SourceCounts:
+    """Count (source, `expired:` and a window) -> pairs of a row and a window purged before it came.
+
+    A point row's one tumbling window is purged iff the row is late, the rest is asked.
+    """
+    before = judged.frontier
+    points = all(s.end_time is None for s in judged.spec.sources.values())
+    found = SourceCounts()
+    if judged.data is None or judged.low is None or judged.low >= before:
+        return found
+    asked: dict[str, str] = {}
+    for name, window in judged.spec.windows.items():
+        if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
+            for (source, output, _, _), rows in counts.items():
+                if output == name:
+                    found[source, f"expired:{name}"] += rows
+        elif window.kind is not WindowKind.SESSION:
+            asked[name] = expired_pairs_sql(window, before)
+    if any(pairs != "0L" for pairs in asked.values()):
+        sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
+        grouped = group_rows(judged.data, ["_source"], sums)
+        for row in grouped.coalesce(1).toArrow().to_pylist():
+            for name, pairs in zip(asked, sums, strict=True):
+                found[row["_source"], f"expired:{name}"] += row[pairs] or 0
+    return found

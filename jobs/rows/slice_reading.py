@@ -1,0 +1,252 @@
+"""Reads the rows of one slice of a cut, cast to the declared schema.
+
+Each row carries its position and the reason why it is bad, if it is. Columns besides the user's:
+``_m`` (index of the member's slice in the cut), ``_p`` (index into the parts of the cut),
+``_source``, ``_partition``, ``_seq``, ``_so`` (place of the source in the spec), ``_time`` and
+``_et`` (event time as a timestamp and in ticks), ``_end`` (exclusive end in ticks), ``_kind``
+(data, barrier, punctuation; null if unknown), ``_dead`` (reason of a dead letter, else null),
+``_detail``, ``_json`` (the row as read), ``_rule`` (the rule that removed the row) and ``_warned``
+(other rules that it breaks, with commas).
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.checkpoints.store import Store
+from tidegate.errors import TransientError
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
+from tidegate.jobs.rules.row_conditions import quote_name, quote_text
+from tidegate.jobs.sources.input_view import STAGED_PREFIX
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.object_decoding import open_parquet_file
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .column_casts import (
+    cast_to_declared,
+    is_nanosecond_timestamp,
+    select_readable_columns,
+    spark_to_arrow_type,
+)
+from .errors import COPY_UNREADABLE
+
+POSITION_COLUMNS: Final = (
+    ("_m", "int", pa.int32()),
+    ("_p", "int", pa.int32()),
+    ("_o", "bigint", pa.int64()),
+    ("_row", "bigint", pa.int64()),
+)
+PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
+_TRAITS = {
+    *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
+    *("min_event_time", "barriers"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """The rows of one object that are in a cut.
+
+    Attributes:
+        member: index of its slice in the cut.
+        ordinal: place of the object in its member.
+        rows: of the whole object.
+        row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
+        path: the whole object as a local file, or its bytes.
+        columns: physical column -> Arrow type text, as planned.
+    """
+
+    member: int
+    key: str
+    etag: str
+    ordinal: int
+    rows: int
+    row_start: int
+    row_end: int
+    path: Path | io.BytesIO
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def has_row_numbers(self) -> bool:
+        """Whether the rows' places are in a column of their own, because some are missing.
+
+        Then all rows are in the cut.
+        """
+        return any(name == OFFSET_COLUMN for name, _ in self.columns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row of the object is in the cut."""
+        return self.has_row_numbers or (self.row_start == 0 and self.row_end == self.rows)
+
+
+NumberedPart = tuple[int, CutPart]  # its index in the cut
+PartReader = Callable[[Any, list[NumberedPart]], Frame]
+
+
+def read_similar_parts(
+    spec: PipelineSpec,
+    cut: Cut,
+    parts: Sequence[NumberedPart],
+    read: PartReader,
+    names: set[str] | None = None,
+) -> Frame | None:
+    """Objects that look alike are read together; the rows of all, cast and with their places."""
+    groups: dict[tuple[Any, ...], list[NumberedPart]] = {}
+    for index, part in parts:
+        source = spec.sources[cut.slices[part.member].member.source]
+        columns = tuple((c, own) for c, own in part.columns if names is None or c in names)
+        # What decides about casts and verdicts. Parts that agree in it share one plan.
+        traits = source.model_dump_json(include=_TRAITS)
+        groups.setdefault((columns, traits), []).append((index, part))
+    rows = None
+    for (columns, _), chosen in groups.items():
+        source = spec.sources[cut.slices[chosen[0][1].member].member.source]
+        cast = cast_to_declared(read(columns, chosen), source, dict(columns))
+        rows = combine_frames(rows, cast)
+    return None if rows is None else add_positions(rows, spec, cut)
+
+
+def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
+    """The error for objects whose pages are corrupt; it is returned, not raised.
+
+    A copy of offsets is not the topic: it is fetched again, never given up. So with a copy among
+    them the error is transient, and names the first copy only.
+    """
+    staged = [key for key in keys if key.startswith(STAGED_PREFIX)]
+    if not staged:
+        return CorruptObjectsError.for_keys(keys)
+    return COPY_UNREADABLE(key=staged[0])
+
+
+def read_slice(
+    spec: PipelineSpec, cut: Cut, parts: Sequence[CutPart], member: int, names: set[str]
+) -> tuple[Frame, list[pa.Table]]:
+    """The rows of one slice in DuckDB, with only these columns of the objects; the rest is null.
+
+    Also the tables that they are made of, one for each form of objects.
+
+    Args:
+        spec: the pipeline.
+        cut: what the slice is in.
+        parts: of all slices of the cut.
+        member: index of the slice.
+        names: columns, none of them nested.
+
+    Raises:
+        CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
+    """
+    chosen = [(i, part) for i, part in enumerate(parts) if part.member == member]
+
+    def read(columns: Any, parts: list[NumberedPart]) -> Frame:
+        """Read objects that look alike."""
+        tables.append(read_parts(columns, parts))
+        return DuckFrame.from_table(tables[-1])
+
+    tables: list[pa.Table] = []
+    return read_similar_parts(spec, cut, chosen, read, names), tables
+
+
+def read_parts(
+    columns: Any,
+    parts: list[NumberedPart],
+    to_nested_type: Callable[[str], pa.DataType] | None = None,
+) -> pa.Table:
+    """The rows of objects that look alike, with their places.
+
+    `to_nested_type` gives the Arrow type of a nested type of Spark SQL; without it there may be no
+    such column.
+    """
+    physical = select_readable_columns(columns)
+    fields = [
+        pa.field(
+            name,
+            to_nested_type(own)
+            if to_nested_type is not None and "<" in own
+            else _choose_arrow_type(own, dict(columns)[name]),
+        )
+        for name, own in physical
+    ]
+    schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in POSITION_COLUMNS)])
+    return pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
+
+
+def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
+    """The Arrow type that `createDataFrame` takes for a Spark type."""
+    if is_nanosecond_timestamp(arrow):
+        return pa.int64()
+    if own == "timestamp":
+        return pa.timestamp("us", "UTC")
+    if own.startswith("decimal"):
+        return to_arrow_type(own)
+    return pa.type_for_alias(spark_to_arrow_type(own))
+
+
+def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
+    names = schema.names[: -len(POSITION_COLUMNS)]
+    try:
+        rows = open_parquet_file(part.path).read(columns=names)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_objects_error([part.key]) from error
+    if not part.is_whole:
+        rows = rows.slice(part.row_start, part.row_end - part.row_start)
+    size = rows.num_rows
+    # The places in the object, from 0.
+    numbers = (
+        rows[OFFSET_COLUMN].combine_chunks()
+        if part.has_row_numbers
+        else pa.array(np.arange(part.row_start, part.row_start + size, dtype=np.int64))
+    )
+    # The columns that a scan by tasks takes from the folders' names.
+    place = [
+        pa.array(np.full(size, value, kind.to_pandas_dtype()))  # faster than `pa.repeat`
+        for value, (_, _, kind) in zip(
+            (part.member, index, part.ordinal), POSITION_COLUMNS[:3], strict=True
+        )
+    ]
+    return pa.table(
+        [*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers],
+        schema=schema,
+    )
+
+
+def add_positions(frame: Frame, spec: PipelineSpec, cut: Cut) -> Frame:
+    """Add provenance and position; the latter from ordinal and row."""
+    columns = [*select_provenance(spec, cut), "shiftleft(_o, 32) + _row AS _seq"]
+    more = ["_time", "_end", "_kind", "_dead", "_detail", "_json", "_rule", "_warned", "_m", "_p"]
+    return frame.selectExpr(*columns, "unix_micros(_time) AS _et", *more)
+
+
+def select_provenance(spec: PipelineSpec, cut: Cut) -> list[str]:
+    """The user's columns, `_source`, `_partition` and `_so`, as Spark SQL over rows with `_m`."""
+    order = {name: place for place, name in enumerate(spec.sources)}
+    members = [piece.member for piece in cut.slices]
+    sources = ", ".join(quote_text(m.source) for m in members)
+    partitions = ", ".join(quote_text(m.partition) for m in members)
+    places = ", ".join(str(order[m.source]) for m in members)
+    return [
+        *map(quote_name, spec.columns),
+        f"array({sources})[_m] AS _source",
+        f"array({partitions})[_m] AS _partition",
+        f"array({places})[_m] AS _so",
+    ]
+
+
+def ensure_local_file(store: Store, key: str, folder: Path) -> Path:
+    """The object as a file: in place where the store can, else downloaded once into `folder`."""
+    path = store.local_path(key)
+    if path is not None:
+        return path
+    copy = folder / key.replace("/", "~")
+    if not copy.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        store.download(key, copy)
+    return copy

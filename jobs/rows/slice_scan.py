@@ -1,0 +1,215 @@
+"""Summarises one slice of a cut, and gives its rows.
+
+Times, kinds and conditions are looked at: by NumPy where a missing event time is all that can be
+special, else by DuckDB (some 0.2 s for a million rows; the lateness sketch counts every row).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.row_conditions import quote_name
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.json_types import JsonView
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .column_casts import cast_never_fails
+from .member_scan import (
+    BARRIER,
+    DATA,
+    DEAD,
+    PUNCTUATION,
+    MemberColumns,
+    MemberScan,
+    MemberScanner,
+)
+from .slice_reading import CutPart, read_slice
+
+MOST_CELLS: Final = 64_000_000
+"""Values, rows times columns, up to which one process holds rows: about 1 GB."""
+SAFE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
+"""Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
+JUDGED: Final = ("_dead", "_rule", "_warned")
+SHOWN: Final = ("_dead", "_detail", "_json", "_p")
+
+
+def scan_slice(
+    spec: PipelineSpec,
+    cut: Cut,
+    parts: Sequence[CutPart],
+    index: int,
+    state: JsonView,
+    *,
+    native: bool,
+) -> tuple[MemberScan, pa.Table]:
+    """Read one slice and scan it.
+
+    Args:
+        spec: the pipeline.
+        cut: what the slice is in.
+        parts: of all slices of the cut; `is_plain` holds for them.
+        index: of the slice, which has parts.
+        state: the decider's state before the epoch.
+        native: with the columns of the spec.
+
+    Returns:
+        What it holds, and all of its rows with `_m`, `_seq`, `_et`, `_end` and `_code`. With
+        `native` also the columns of the spec, and `JUDGED` and `SHOWN` where they are known. Rows
+        that are not plain data have `_verdict` and `_mark`.
+    """
+    source = spec.sources[cut.slices[index].member.source]
+    flat = {name for name, kind in source.columns.items() if "<" not in kind}
+    names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
+    shown = native and is_decoded(parts, index, source)
+    names |= {BAD_TEXT} if shown else set()
+    frame, tables = read_slice(spec, cut, parts, index, names)
+    # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
+    kept = native and not source.select and len(tables) == 1
+    own = list(map(quote_name, spec.columns)) if native and not kept else []
+    own += JUDGED if native and source.has_conditions else ()
+    own += [name for name in SHOWN if shown and name not in own]
+    if len(tables) == 1 and has_plain_points(source, tables[0]):
+        rows = select_plain_points(tables[0], source.event_time)
+    else:
+        rows = select_surveyed(frame, {index: source}, own).toArrow()
+    for name, kind in spec.columns.items() if kept else ():
+        rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
+    rows = sort_rows(rows)
+    found = scan_rows(spec, cut, index, rows, state)
+    return found, add_verdicts(rows, found.verdicts)
+
+
+def scan_rows(
+    spec: PipelineSpec, cut: Cut, index: int, rows: pa.Table, state: JsonView
+) -> MemberScan:
+    """Scan the rows of one slice; there may be none."""
+    columns = build_member_columns(rows)
+    return MemberScanner(spec, cut.slices[index].member, columns, state).scan()
+
+
+def has_safe_times(low: int | None, high: int | None) -> bool:
+    """Whether the least and the greatest of some times are `SAFE_TIMES`; None: there are none."""
+    least, most = SAFE_TIMES
+    return all(time is None or least <= time < most for time in (low, high))
+
+
+def keep_data_rows(rows: pa.Table) -> pa.Table:
+    """The data rows among the rows of slices."""
+    data = pc.equal(rows["_code"], DATA)
+    return rows if pc.all(data, min_count=0).as_py() else rows.filter(data)
+
+
+def make_no_rows(spec: PipelineSpec) -> pa.Table:
+    """The table of `scan_slice` without rows."""
+    kinds = {name: to_arrow_type(kind) for name, kind in spec.columns.items()}
+    kinds |= dict.fromkeys(("_m", "_code"), pa.int32())
+    kinds |= dict.fromkeys(("_seq", "_et", "_end"), pa.int64())
+    return pa.schema(kinds).empty_table()
+
+
+def is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
+    """Whether no value of an object can be bad, and DuckDB may judge its rows."""
+    physical = dict(part.columns)
+    # Whole rows of a cut that is too large are left to Spark SQL.
+    return (native or not (source.has_conditions or source.select)) and all(
+        cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
+    )
+
+
+def is_decoded(parts: Sequence[CutPart], member: int, source: SourceSpec) -> bool:
+    """Whether all objects of a slice are decoded copies that have the declared columns only."""
+    known = {*source.columns, BAD_REASON, BAD_TEXT, OFFSET_COLUMN}
+    columns = [{name for name, _ in p.columns} for p in parts if p.member == member]
+    return all(BAD_TEXT in own and own <= known for own in columns)
+
+
+def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
+    """Whether a row without an event time is all that can be wrong or special in these rows.
+
+    `is_plain` holds for them.
+    """
+    options = (source.end_time, source.barriers, source.min_event_time)
+    return all(option is None for option in options) and not (
+        source.has_conditions or source.select or BAD_REASON in rows.column_names
+    )
+
+
+def select_plain_points(rows: pa.Table, event_time: str) -> pa.Table:
+    """What `select_surveyed` gives of plain points, in a quarter of DuckDB's time."""
+    times = rows[event_time].cast(pa.int64())
+    ticks = pc.fill_null(times, TICK_MIN).to_numpy()
+    code = pc.if_else(pc.is_null(times), pa.scalar(DEAD, pa.int32()), pa.scalar(DATA, pa.int32()))
+    ends = np.minimum(ticks, TICK_MAX - 1) + 1
+    seqs = pc.add(pc.shift_left(rows["_o"], 32), rows["_row"])
+    return pa.table({"_m": rows["_m"], "_seq": seqs, "_et": ticks, "_end": ends, "_code": code})
+
+
+def name_marks(source: SourceSpec) -> set[str]:
+    """The columns that say when and of which kind a row is."""
+    marks = source.barriers
+    names = (source.event_time, source.end_time, marks and marks.kind, marks and marks.id)
+    return {name for name in names if name}
+
+
+def sort_rows(rows: pa.Table) -> pa.Table:
+    """Rows in the order of their positions."""
+    seqs = rows["_seq"].to_numpy()
+    return rows if (seqs[1:] > seqs[:-1]).all() else rows.sort_by("_seq")
+
+
+def add_verdicts(rows: pa.Table, verdicts: pa.Table) -> pa.Table:
+    """Add `_verdict` and `_mark` to the rows of a slice, if any of them has a verdict."""
+    if verdicts.num_rows:
+        places = pc.index_in(rows["_seq"], value_set=verdicts["_vseq"])
+        for name in ("_verdict", "_mark"):
+            rows = rows.append_column(name, verdicts[name].take(places))
+    return rows
+
+
+def select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:
+    """Places, times and kinds of the rows of slices, and `more`; types of barriers if any has."""
+    marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
+    kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
+    number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
+    code = (
+        f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
+        + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS _code"
+    )
+    # TICK_MIN itself cannot be written as a literal in SQL.
+    ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
+    # Columns of nulls cost as much as others.
+    types = (f"{kind} AS _type", f"{number} AS _id") if marks else ()
+    return frame.selectExpr("_m", "_seq", *ticks, code, *types, *more)
+
+
+def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
+    """Each slice's own column: sources may name theirs differently."""
+    slices: dict[str, list[str]] = {}
+    for index, name in columns.items():
+        slices.setdefault(name, []).append(str(index))
+    cases = [
+        f"WHEN _m IN ({', '.join(own)}) THEN CAST({quote_name(name)} AS {kind})"
+        for name, own in slices.items()
+    ]
+    return f"CASE {' '.join(cases)} END" if cases else f"CAST(NULL AS {kind})"
+
+
+def build_member_columns(rows: pa.Table) -> MemberColumns:
+    """The rows as `MemberScanner` takes them."""
+    kinds = rows["_code"].to_numpy().astype(np.int8)
+    first = np.flatnonzero(kinds == BARRIER)
+    barrier = None
+    if first.size:
+        at = int(first[0])
+        barrier = (str(rows["_type"][at].as_py()), rows["_id"][at].as_py())
+    return MemberColumns(
+        rows["_seq"].to_numpy(), rows["_et"].to_numpy(), rows["_end"].to_numpy(), kinds, barrier
+    )

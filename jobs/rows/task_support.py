@@ -1,0 +1,61 @@
+"""Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
+
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.rules.native_support import explain_spark_window, explain_unproven_rows
+from tidegate.jobs.sources.object_decoding import needs_decoding
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_spec import SourceSpec
+from tidegate.jobs.spec.window_specs import WindowKind
+
+from .column_casts import cast_never_fails
+from .cut_division import ReadUnit
+from .slice_scan import MOST_CELLS
+
+
+def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | None:
+    """Why the rows of a pipeline do not go through Python tasks; None if they do.
+
+    Without `store` it is taken to be a bucket or a folder.
+    """
+    if spec.spark.master.startswith("sc://"):
+        return "Spark Connect"
+    if spec.outputs.events:
+        return "an events table"
+    if store is not None and (
+        not store.url.startswith(("s3://", "file://")) or " over " in store.url
+    ):
+        return "a store that tasks cannot open"
+    found = explain_unproven_rows(spec)
+    if found is not None:
+        return found
+    for name, source in spec.sources.items():
+        if (reason := _explain_source(source)) is not None:
+            return f"source {name}: {reason}"
+    for name, window in spec.windows.items():
+        if window.kind is WindowKind.SESSION or window.fire_every is not None:
+            return f"window {name}: sessions and results before the end"
+        if (reason := explain_spark_window(spec, name)) is not None:
+            return f"window {name}: {reason}"
+    return None
+
+
+def _explain_source(source: SourceSpec) -> str | None:
+    if source.kind != "objects" or needs_decoding(source) or source.table is not None:
+        return "not plain Parquet objects"
+    if source.has_conditions or source.select:
+        return "conditions or selected columns"
+    return None
+
+
+def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
+    """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
+    if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
+        return "a slice with more values than a task holds"
+    for unit in units:
+        for piece in unit.cut.slices:
+            source = spec.sources[piece.member.source]
+            for part in piece.parts:
+                for name, declared in source.columns.items():
+                    if not cast_never_fails(part["columns"].get(name, "null"), declared):
+                        return f"values of column {name} that may not fit"
+    return None

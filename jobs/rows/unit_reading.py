@@ -1,0 +1,266 @@
+"""What one task does with its unit of a cut: each row is read once.
+
+The unit is surveyed, its rows are judged and folded into partial aggregates, and its late rows are
+written. What comes back is bounded: counts, partial aggregates, and references to files. Refusals
+are part of the answer and no failures of the task, which Spark would try again.
+
+Files carry the attempt's id and a random name. A task that runs twice writes other files, and only
+those of the answer that Spark takes are named by the manifest.
+"""
+
+import io
+import os
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import Store
+from tidegate.errors import PoisonError, TidegateError, get_first_line
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.eventtime.decision_types import MemberSurvey
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, combine_frames
+from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
+from tidegate.time_units import TICK_MIN
+
+from .attempt_files import upload_file, write_parquet_file
+from .cut_division import ReadUnit
+from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, frame_data_rows
+from .late_rows import (
+    LateCounts,
+    SourceCounts,
+    count_expired_pairs,
+    count_late_rows,
+    find_late_rows,
+    find_refused_row,
+    find_violations,
+    show_late_rows,
+    show_set_aside,
+)
+from .member_scan import MemberScan
+from .slice_reading import PLANNED, CutPart
+from .slice_scan import has_safe_times, keep_data_rows, scan_slice
+
+ANSWER_BYTES: Final = 64 << 20
+"""Partial aggregates that the answers of one job may bring to the driver, compressed."""
+
+
+@dataclass(frozen=True)
+class ReadOrder:
+    """What all units of a cut have in common.
+
+    Attributes:
+        spec: the pipeline.
+        frontier: before the epoch; rows are judged against it.
+        folders: where the attempt's files go.
+        store: address of the pipeline's store.
+        most_bytes: of partial aggregates in one answer.
+    """
+
+    spec: PipelineSpec
+    frontier: int
+    folders: AttemptFolders
+    store: str
+    most_bytes: int
+
+
+@dataclass(frozen=True)
+class SliceSummary:
+    """What a slice holds.
+
+    Attributes:
+        index: of the slice in the cut.
+        verdicts: verdict -> rows that are not plain data.
+        sketch: of their lateness (`MemberScan`).
+    """
+
+    index: int
+    survey: MemberSurvey
+    verdicts: Counter[str]
+    sketch: dict[str, int]
+
+
+@dataclass
+class UnitAnswer:
+    """What a task says of its unit.
+
+    Attributes:
+        rows: all rows that were read.
+        read_bytes: of the objects.
+        slices: in the order of the cut.
+        partials: window -> partial aggregates without marks, as an Arrow stream.
+        late_files: files of the late table.
+        late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
+        late_refused: output -> error for its first late row under ``on_late: error``.
+        error: why nothing can be sealed; the rest says nothing then.
+        corrupt: keys of objects that cannot be read; the rest says nothing then.
+        left: why Spark SQL has to compute the epoch; the rest says nothing then.
+    """
+
+    number: int
+    rows: int = 0
+    read_bytes: int = 0
+    slices: list[SliceSummary] = field(default_factory=list)
+    partials: dict[str, bytes] = field(default_factory=dict)
+    late_files: tuple[FileRef, ...] = ()
+    late: LateCounts = field(default_factory=Counter)
+    late_counts: SourceCounts = field(default_factory=Counter)
+    late_refused: dict[str, PoisonError] = field(default_factory=dict)
+    error: TidegateError | None = None
+    corrupt: tuple[str, ...] = ()
+    left: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What a task cost: its process and that one's parent, and seconds of processor time."""
+
+    pid: int
+    parent: int
+    cpu: float
+
+
+def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]:
+    """Read a unit, and report what it cost."""
+    begun = time.process_time()
+    answer = UnitAnswer(unit.number)
+    try:
+        _fill_answer(answer, order, unit)
+    except CorruptObjectsError as error:
+        answer.corrupt = error.keys
+    except TidegateError as error:
+        answer.error = error
+    except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
+        answer.left = get_first_line(error)
+    return answer, TaskReport(os.getpid(), os.getppid(), time.process_time() - begun)
+
+
+def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
+    parts = [
+        _open_part(index, part, unit.uris[part["key"]])
+        for index, piece in enumerate(unit.cut.slices)
+        for part in piece.parts
+    ]
+    answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
+    tables, is_whole = [], True
+    for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
+        found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)
+        answer.rows += rows.num_rows
+        answer.slices.append(_summarise_slice(index, found))
+        if not has_safe_times(found.survey.min_time, found.survey.max_time):
+            answer.left = "times outside the years 1000 to 9999"
+            return
+        barrier = found.survey.barrier
+        is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
+        tables.append(keep_data_rows(rows))
+    # A slice that ends behind its first barrier row is planned and read again.
+    if is_whole:
+        rows = pa.concat_tables(tables, promote_options="default")
+        _fold_rows(answer, order, unit, rows)
+
+
+def _summarise_slice(index: int, found: MemberScan) -> SliceSummary:
+    verdicts = Counter(found.verdicts["_verdict"].to_pylist())
+    return SliceSummary(index, found.survey, verdicts, found.sketch)
+
+
+def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> None:
+    frame = frame_data_rows(order.spec, unit.cut, rows) if rows.num_rows else None
+    data, aside = apply_verdicts(frame, order.spec)
+    times = [s.survey.min_time for s in answer.slices if s.survey.min_time is not None]
+    judged = JudgedRows(
+        order.spec,
+        data,
+        aside,
+        min(times, default=None),
+        order.frontier,
+        order.folders.attempt.timeline,
+        order.folders.attempt.slot,
+        late_bound=TICK_MIN,  # `explain_other_rows` wants ``pass_through``
+        events_frontier=order.frontier,
+    )
+    _write_late_rows(answer, order, judged)
+    if data is not None:
+        for name, window in order.spec.windows.items():
+            joining = assign_rows_to_windows(judged, window)
+            folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
+            answer.partials[name] = pack_table(folded)
+    if sum(map(len, answer.partials.values())) > order.most_bytes:
+        answer.left = "more partial aggregates than the driver takes"
+
+
+def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
+    found = {name: find_late_rows(judged, name) for name in order.spec.windows}
+    violations = find_violations(judged)
+    for output, rows in {EVENTS: violations, **found}.items():
+        refused = find_refused_row(judged, rows, output)
+        if refused is not None:
+            answer.late_refused[output] = refused
+    shown = (show_late_rows(judged, o, r) for o, r in found.items() if r is not None)
+    frame = combine_frames(show_set_aside(judged), *shown)
+    if frame is None or answer.late_refused:
+        return
+    table = frame.toArrow()
+    answer.late, answer.late_counts = count_late_rows(table)
+    answer.late_counts += count_expired_pairs(judged, answer.late)
+    kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
+    if not kept.num_rows:
+        return
+    key = f"{order.folders.table_prefix(LATE)}part-{answer.number:05d}-{uuid4().hex[:12]}.parquet"
+    with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
+        path = Path(folder) / "rows.parquet"
+        write_parquet_file(kept, path)
+        time = order.spec.event_time_column
+        store = open_task_store(order.store)
+        answer.late_files = (upload_file(store, path, key, f"table:{LATE}", time, {}),)
+
+
+def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
+    """One object of a slice: in place if it is a file, else fetched as it was planned.
+
+    Raises:
+        TransientError: the store does not answer, or the object has changed.
+    """
+    planned = {name: part[name] for name in PLANNED}
+    columns: dict[str, str] = part["columns"]  # type: ignore[assignment]
+    path: Path | io.BytesIO = Path(uri)
+    if "://" in uri:
+        bucket, _, key = uri.removeprefix("s3://").partition("/")
+        store = open_task_store(f"s3://{bucket}")
+        assert isinstance(store, S3Store)  # noqa: S101 - by its address
+        path = io.BytesIO(store.get_version(key, str(part["etag"])))
+    return CutPart(member=index, path=path, columns=tuple(columns.items()), **planned)  # type: ignore[arg-type]
+
+
+@cache
+def open_task_store(url: str) -> Store:
+    """The store at an address, one for this process; its keys come from the environment."""
+    # The address of a folder is not quoted.
+    return open_store(url.removeprefix("file://"))
+
+
+def pack_table(table: pa.Table) -> bytes:
+    """Return a table as a compressed Arrow stream."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def unpack_table(packed: bytes) -> pa.Table:
+    """The way back of `pack_table`."""
+    return pa.ipc.open_stream(packed).read_all()

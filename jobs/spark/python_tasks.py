@@ -1,0 +1,103 @@
+"""Runs the kernel (`jobs.rows`) in Spark's Python tasks; the one module that knows how.
+
+A job is an RDD with one partition for each unit of work. The address of the store is part of the
+order; its keys reach the workers as their environment, which neither Spark's pages nor its event
+log show.
+"""
+
+import gc
+import os
+import sys
+import zipimport
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+
+from .spark_session import SparkSessions
+
+_log = structlog.get_logger("tidegate.driver")
+_STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
+"""How the names of the variables begin that stores are opened by."""
+
+
+def run_read_job(
+    sessions: SparkSessions, order: ReadOrder, units: list[ReadUnit]
+) -> list[UnitAnswer]:
+    """Read each unit in a task, and return the answers in the order of the units.
+
+    Raises:
+        Py4JJavaError: a task failed; or a PySparkException.
+    """
+    if not units:
+        return []
+    context = _prepare_context(sessions.full)
+    parts = context.parallelize(units, len(units))
+    found = parts.mapPartitions(partial(_read_units, order)).collect()
+    found.sort(key=lambda one: one[0].number)
+    tasks = [_describe_task(*one) for one in found]
+    _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
+    return [answer for answer, _ in found]
+
+
+def warm_workers(session: SparkSession) -> None:
+    """Start as many workers as run at a time, and let them import the kernel."""
+    context = _prepare_context(session)
+    tasks = context.defaultParallelism
+    context.parallelize(range(tasks), tasks).mapPartitions(_import_kernel).collect()
+
+
+def _prepare_context(session: SparkSession) -> Any:
+    context = session.sparkContext
+    own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
+    context.environment.update(own)
+    return context
+
+
+def _describe_task(answer: UnitAnswer, report: TaskReport) -> dict[str, Any]:
+    return {
+        "task": answer.number,
+        "rows": answer.rows,
+        "bytes": answer.read_bytes,
+        "pid": report.pid,
+        "parent": report.parent,
+        "cpu": round(report.cpu, 6),
+    }
+
+
+def _read_units(
+    order: ReadOrder, units: Iterator[ReadUnit]
+) -> Iterator[tuple[UnitAnswer, TaskReport]]:
+    """The body of a task."""
+    _settle_worker()
+    for unit in units:
+        yield read_unit(order, unit)
+
+
+def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
+    """The body of a task that only starts its worker."""
+    _settle_worker()
+    yield from rows
+
+
+def _keep_caches(self: zipimport.zipimporter) -> None:
+    """Forget nothing."""
+
+
+def _settle_worker() -> None:
+    """Make what a worker repeats for each task cheap; once in each."""
+    if hasattr(sys, "_tidegate_settled"):
+        return
+    sys._tidegate_settled = True  # type: ignore[attr-defined]
+    # PySpark forgets all imports before each task. Then the directories of its archives are read
+    # again, which takes longer than a small task.
+    zipimport.zipimporter.invalidate_caches = _keep_caches  # type: ignore[method-assign]
+    pa.set_cpu_count(1)  # a task has one core
+    gc.collect()
+    gc.freeze()  # PySpark collects garbage after each task

@@ -1,0 +1,174 @@
+"""Epochs whose rows are read by Spark's Python tasks, and by nobody else.
+
+Job 1 reads each row once. The driver merges partial aggregates, and writes merged results.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.store import Store
+from tidegate.jobs.advise.lag_advice import GAMMA
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder
+from tidegate.jobs.eventtime.decider_state import DeciderState
+from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
+from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
+from tidegate.jobs.rows.task_support import explain_other_cut
+from tidegate.jobs.rows.unit_reading import (
+    ANSWER_BYTES,
+    ReadOrder,
+    UnitAnswer,
+    unpack_table,
+)
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.json_types import JsonObject, JsonView
+
+from .epoch_context import WrittenFiles
+from .errors import SPARK_FAILED
+from .late_and_dead_rows import CountedRows
+from .python_tasks import run_read_job
+from .spark_session import SparkSessions
+
+_log = structlog.get_logger("tidegate.driver")
+
+
+@dataclass(frozen=True)
+class TaskScans:
+    """What tasks found in a cut, and did with its rows.
+
+    Attributes:
+        frontier: against which the rows were judged.
+        answers: of the units, in the order of the cut.
+        sketches: source -> lateness sketch.
+    """
+
+    cut: Cut
+    survey: Survey
+    frontier: int
+    answers: list[UnitAnswer]
+    sketches: JsonObject
+    judged: None = None
+
+    def count_verdicts(self) -> Counter[tuple[int, str]]:
+        """Return (index of a slice, verdict) -> rows."""
+        found = Counter[tuple[int, str]]()
+        for answer in self.answers:
+            for piece in answer.slices:
+                for verdict, rows in piece.verdicts.items():
+                    found[piece.index, verdict] += rows
+        return found
+
+    def sum_late_rows(self, spec: PipelineSpec) -> CountedRows:
+        """The late rows of all units.
+
+        Raises:
+            PoisonError: a row is late under ``on_late: error``: the first one.
+        """
+        for output in (EVENTS, *spec.windows):
+            for answer in self.answers:
+                if output in answer.late_refused:
+                    raise answer.late_refused[output]
+        total = CountedRows()
+        for answer in self.answers:
+            total = CountedRows(
+                total.written + WrittenFiles(answer.late_files),
+                total.late + answer.late,
+                total.counts + answer.late_counts,
+            )
+        return total
+
+    def join_partials(self, window: str) -> pa.Table | None:
+        """The partial aggregates of a window in the order of the cut; None without rows."""
+        found = [
+            unpack_table(answer.partials[window])
+            for answer in self.answers
+            if window in answer.partials
+        ]
+        return pa.concat_tables(found) if found else None
+
+
+def read_frontier(spec: PipelineSpec, state: JsonView) -> int:
+    """The frontier that the rows of the next epoch are judged against."""
+    return DeciderState.from_dict(spec, state).output.value
+
+
+def survey_in_tasks(
+    sessions: SparkSessions,
+    spec: PipelineSpec,
+    store: Store,
+    cut: Cut,
+    state: Mapping[str, Any],
+    folders: AttemptFolders,
+) -> TaskScans | None:
+    """Read a cut by tasks; None if Spark SQL has to read it.
+
+    Raises:
+        CorruptObjectsError: objects cannot be read.
+        PoisonError: punctuation that goes back under ``regress: error``.
+        TransientError: the store does not answer, or an object has changed.
+    """
+    units = divide_cut(cut, state, store)
+    left = explain_other_cut(spec, units)
+    answers: list[UnitAnswer] = []
+    frontier = read_frontier(spec, state)
+    if left is None:
+        most = max(ANSWER_BYTES // max(len(units), 1), 1 << 20)
+        order = ReadOrder(spec, frontier, folders, store.url, most)
+        answers = run_read_job(sessions, order, units)
+        left = _check_answers(answers)
+    if left is not None:
+        _log.info("epoch_left_to_spark_sql", cause=left)
+        return None
+    # A slice without rows says something as well: its member may have punctuation.
+    known: dict[int, MemberSurvey] = {}
+    sketches: dict[str, Counter[str]] = {}
+    for answer in answers:
+        for piece in answer.slices:
+            known[piece.index] = piece.survey
+            sketches.setdefault(piece.survey.member.source, Counter()).update(piece.sketch)
+    none = make_no_rows(spec)
+    members = tuple(
+        replace(
+            known[i] if i in known else scan_rows(spec, cut, i, none, state).survey,
+            pending=piece.pending,
+            done=piece.done,
+        )
+        for i, piece in enumerate(cut.slices)
+    )
+    found = {
+        source: {"gamma": GAMMA, "buckets": dict(buckets)}
+        for source, buckets in sketches.items()
+        if buckets
+    }
+    return TaskScans(cut, Survey(now=0, members=members), frontier, answers, found)
+
+
+def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
+    """Refuse a decision for which the rows were judged by another frontier: a defect."""
+    if scans.frontier != order.decision.frontier_before:
+        raise SPARK_FAILED(
+            pipeline=pipeline,
+            cause=f"rows were judged by {scans.frontier}, not {order.decision.frontier_before}",
+        )
+
+
+def _check_answers(answers: list[UnitAnswer]) -> str | None:
+    """Return why Spark SQL has to read the cut, if it has to.
+
+    Raises:
+        TidegateError: what the first task that met an error says.
+    """
+    corrupt = [key for answer in answers for key in answer.corrupt]
+    if corrupt:
+        raise CorruptObjectsError.for_keys(corrupt)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    return next((answer.left for answer in answers if answer.left is not None), None)

@@ -1,0 +1,190 @@
+"""The kernel without Spark: how a cut is divided, and what is said of a unit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.agreement import SECOND, spec_of, table_of
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.engine.interfaces import Cut, Slice, join_seq
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.task_support import explain_other_cut, explain_other_rows
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit, unpack_table
+from tidegate.jobs.sources.object_inspection import Footer, read_footer
+from tidegate.time_units import TICK_MIN
+
+WINDOW = {
+    "kind": "tumbling",
+    "size": "10s",
+    "keys": ["k"],
+    "aggregates": {"n": "count(*)", "s": "sum(v)"},
+}
+OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
+FOLDERS = AttemptFolders(BucketLayout("p"), CheckpointId(0, 7, "abcdef"))
+
+
+def slice_of(store: LocalStore, member: Member, rows: list[dict[str, Any]]) -> Slice:
+    """A slice of one new object; without rows it is empty."""
+    if not rows:
+        return Slice(member, 0, 0)
+    key = f"inbox/{member.source}/{member.partition}.parquet"
+    path = store.local_path(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table_of(rows), path)
+    data = path.read_bytes()
+    footer = read_footer(len(data), lambda start, length: data[start : start + length])
+    assert isinstance(footer, Footer)
+    part = {
+        "key": key,
+        "etag": "e",
+        "size": len(data),
+        "ordinal": 0,
+        "rows": len(rows),
+        "row_start": 0,
+        "row_end": len(rows),
+        "columns": footer.columns,
+    }
+    return Slice(member, 0, join_seq(0, len(rows)), (part,))
+
+
+def rows_at(*seconds: int) -> list[dict[str, Any]]:
+    """Rows at these times."""
+    return [{"t": s * SECOND, "k": "x", "n": 1, "v": 0.1} for s in seconds]
+
+
+def answer_of(folder: Path, frontier: int, *seconds: int, **window: Any) -> UnitAnswer:
+    """What a task answers to a unit with rows at these times."""
+    store = LocalStore(folder)
+    spec = spec_of({"a": {}}, windows={"w": {**WINDOW, **window}}, **OFF)
+    cut = Cut((slice_of(store, Member("a"), rows_at(*seconds)),))
+    (unit,) = divide_cut(cut, {}, store)
+    order = ReadOrder(spec, frontier, FOLDERS, store.url, 1 << 20)
+    # As Spark sends them.
+    answer, report = pickle.loads(
+        pickle.dumps(read_unit(*pickle.loads(pickle.dumps((order, unit)))))
+    )
+    assert report.pid == os.getpid()
+    assert report.cpu >= 0
+    found: UnitAnswer = answer
+    return found
+
+
+def test_small_slices_share_a_unit_and_large_ones_have_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the cut; a slice without rows is in none."""
+    store = LocalStore(tmp_path)
+    counts = {"a": 1, "b": 0, "c": 2, "d": 3}
+    cut = Cut(tuple(slice_of(store, Member(n), rows_at(*range(c))) for n, c in counts.items()))
+    assert [unit.indexes for unit in divide_cut(cut, {}, store)] == [(0, 2, 3)]
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 540_000)
+    assert [unit.indexes for unit in divide_cut(cut, {}, store)] == [(0, 2), (3,)]
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    units = divide_cut(cut, {"clock": 5, "members": {"a/0": {"x": 1}, "e/0": {}}}, store)
+    assert [unit.indexes for unit in units] == [(0,), (2,), (3,)]
+    assert units[0].state == {"clock": 5, "members": {"a/0": {"x": 1}}}
+    assert divide_cut(Cut(()), {}, store) == []
+
+
+def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
+    """Each row is in one window, and the partial aggregates have no marks yet."""
+    answer = answer_of(tmp_path, TICK_MIN, 1, 2, 14)
+    assert (answer.number, answer.rows, answer.left, answer.error) == (0, 3, None, None)
+    (found,) = answer.slices
+    assert (found.index, found.survey.rows, found.survey.max_time) == (0, 3, 14 * SECOND)
+    folded = unpack_table(answer.partials["w"]).sort_by("_ws").to_pylist()
+    assert [(row["_ws"], row["_k0"], row["_s0"]) for row in folded] == [
+        (0, "x", 2),
+        (10 * SECOND, "x", 1),
+    ]
+    assert not {"_on", "_up", "_n", "_epoch"} & folded[0].keys()
+    assert answer.late_files == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "written", "counted"),
+    [("side_output", 2, 2), ("drop", 0, 2), ("error", 0, 0)],
+)
+def test_late_rows_are_files_counts_or_a_refusal(
+    tmp_path: Path, policy: str, written: int, counted: int
+) -> None:
+    """The files lie in the attempt's folder, under a random name."""
+    answer = answer_of(tmp_path, 20 * SECOND, 25, 3, 2, on_late=policy)
+    assert sum(file.rows for file in answer.late_files) == written
+    assert answer.late_counts["a", "late_rows"] == counted
+    assert bool(answer.late_refused) is (policy == "error")
+    if policy == "error":
+        assert "row 1: event time 3000000 is late for w" in str(answer.late_refused["w"])
+    for file in answer.late_files:
+        assert file.key.startswith(FOLDERS.table_prefix("late"))
+        assert (file.min_time, file.max_time) == (2 * SECOND, 3 * SECOND)
+        table = pq.read_table(tmp_path / file.key, partitioning=None)
+        assert set(table["_epoch"].to_pylist()) == {7}
+
+
+def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
+    """No failure of the task, which Spark would try again."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
+    damaged = slice_of(store, Member("a"), rows_at(1))
+    (unit,) = divide_cut(Cut((damaged,)), {}, store)
+    (tmp_path / damaged.parts[0]["key"]).write_bytes(b"PAR1 no more PAR1")
+    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1), unit)
+    assert answer.corrupt == (damaged.parts[0]["key"],)
+
+
+def test_an_answer_has_a_bound(tmp_path: Path) -> None:
+    """Beyond it, Spark SQL has to compute the epoch."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
+    cut = Cut((slice_of(store, Member("a"), rows_at(1)),))
+    (unit,) = divide_cut(cut, {}, store)
+    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1), unit)
+    assert answer.left == "more partial aggregates than the driver takes"
+
+
+@pytest.mark.parametrize(
+    ("source", "more", "reason"),
+    [
+        ({}, {}, None),
+        ({"barriers": {"kind": "kind", "types": ["stop"]}, "max_jump": "5s"}, {}, None),
+        ({}, {"outputs": {"events": True}}, "an events table"),
+        ({}, {"spark": {"master": "spark://far:7077"}}, None),
+        ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
+        ({"where": "n > 0"}, {}, "source a: conditions or selected columns"),
+        ({"format": "csv"}, {}, "source a: not plain Parquet objects"),
+        (
+            {},
+            {"windows": {"s": {**WINDOW, "kind": "session", "size": None, "gap": "5s"}}},
+            "window s: sessions and results before the end",
+        ),
+        (
+            {},
+            {"windows": {"w": {**WINDOW, "aggregates": {"d": "approx_distinct(n)"}}}},
+            "window w: approx_distinct is Spark's own",
+        ),
+    ],
+)
+def test_the_reason_for_another_way_is_named(
+    source: dict[str, Any], more: dict[str, Any], reason: str | None, tmp_path: Path
+) -> None:
+    """One function decides, and says why."""
+    spec = spec_of({"a": source}, **{"windows": {"w": WINDOW}, **OFF, **more})
+    assert explain_other_rows(spec, LocalStore(tmp_path)) == reason
+
+
+def test_values_that_may_not_fit_are_left_to_spark_sql(tmp_path: Path) -> None:
+    """The plan knows the types of the objects."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {"schema": {"t": "timestamp", "n": "int"}}}, windows={}, **OFF)
+    units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
+    assert explain_other_cut(spec, units) == "values of column n that may not fit"

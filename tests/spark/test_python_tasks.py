@@ -1,0 +1,285 @@
+"""Pipelines whose rows are read, judged and folded by Spark's Python tasks only."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tidegate.errors import PoisonError
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decider import decide
+from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
+from tidegate.jobs.spark import mover, python_tasks, task_epochs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+AGGREGATES = {
+    "rows": "count(*)",
+    "filled": "count(v)",
+    "total": "sum(v)",
+    "whole": "sum(n)",
+    "mean": "avg(v)",
+    "low": "min(n)",
+    "opened": "first(n)",
+    "ended": "last(v)",
+    "kinds": "distinct(n)",
+    "all_of": "collect(n)",
+}
+WINDOW = {
+    "kind": "tumbling",
+    "size": "10s",
+    "keys": ["k"],
+    "aggregates": {"n": "count(*)", "s": "sum(v)"},
+}
+
+
+def spec_with(
+    windows: dict[str, Any], sources: dict[str, dict[str, Any]] | None = None, **more: Any
+) -> Any:
+    """A pipeline without an events table."""
+    off = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
+    return spec_of(sources, windows=windows, **{**off, **more})
+
+
+@pytest.fixture
+def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the driver nor Spark SQL reads rows."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("rows were not read by Python tasks")
+
+    monkeypatch.setattr(mover, "survey_cut", refuse)
+    monkeypatch.setattr(mover, "open_cut", refuse)
+
+
+def draw_windows(draw: random.Random) -> dict[str, Any]:
+    """Tumbling and sliding windows with drawn options."""
+    shapes: list[dict[str, Any]] = [
+        {"kind": "tumbling", "size": "10s", "offset": draw.choice(["0", "-2s", "1s"])},
+        {"kind": "sliding", "size": "10s", "slide": draw.choice(["5s", "3s"])},
+    ]
+    return {
+        f"w{i}": {
+            **shape,
+            "keys": draw.choice([["k"], [], ["k", "_source"]]),
+            "aggregates": dict(draw.sample(sorted(AGGREGATES.items()), 6)),
+            "late_unit": draw.choice(["event", "window", "first_window"]),
+            "lateness": draw.choice(["0", "4s", "20s", "never"]),
+            "on_late": draw.choice(["side_output", "drop", "reject_to_origin", "adjust"]),
+            "emit": draw.choice(["close", "close", "each_epoch", "complete"]),
+            "revisions": draw.choice(["accumulate", "delta"]),
+        }
+        for i, shape in enumerate(shapes)
+    }
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("seed", range(6))
+def test_tasks_agree_with_the_oracle(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Surveys, tables and counters, epoch by epoch, with several units an epoch."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
+    draw = random.Random(seed)
+    marks = {"kind": "kind", "types": ["stop"]}
+    punctuation = {
+        "every_span": "5s",
+        "delay": "1s",
+        "on_violation": draw.choice(["adjust", "error"]),
+    }
+    sources: dict[str, dict[str, Any]] = {
+        "a": {"barriers": marks} if draw.random() < 0.5 else {},
+        "b": {"punctuation": punctuation} if draw.random() < 0.5 else {"max_jump": "30s"},
+    }
+    pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
+    for epoch in range(5):
+        for source in "ab":
+            for partition in draw.choice([["0"], ["0", "1"]]):
+                pair.put(
+                    source, [r for r in rows_of(draw, 8 * epoch) if r["t"] is not None], partition
+                )
+        pair.run(epoch * SECOND)
+    pair.run(300 * SECOND, done=True)
+    for _ in range(20):
+        if not any(pair.waiting.values()):
+            break
+        pair.run(300 * SECOND, done=True)
+    pair.run(300 * SECOND, done=True)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_each_job_reports_its_tasks(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and bytes of each unit, and the processes, which are not the driver's."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    seen: list[dict[str, Any]] = []
+    note = type("Log", (), {"info": lambda _, name, **more: seen.append({"event": name, **more})})()
+    monkeypatch.setattr(python_tasks, "_log", note)
+    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
+    for source, rows in (("a", 3), ("b", 5)):
+        pair.put(source, [{"t": i * SECOND, "k": "x", "v": 0.5} for i in range(rows)])
+    pair.run(0)
+    (job,) = seen
+    assert (job["event"], job["job"], job["slot"]) == ("tasks_finished", "read", 1)
+    assert [(t["task"], t["rows"]) for t in job["tasks"]] == [(0, 3), (1, 5)]
+    sizes = [p.stat().st_size for p in sorted((tmp_path / "store" / "inbox").rglob("*.parquet"))]
+    assert [t["bytes"] for t in job["tasks"]] == sizes
+    assert os.getpid() not in {t["pid"] for t in job["tasks"]}
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_late_rows_are_written_once_by_a_task_that_runs_twice(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of a task writes a file of its own; the manifest names that of one answer."""
+    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
+    pair.put("a", [{"t": t * SECOND, "k": "x", "v": 0.1} for t in (1, 40)])
+    pair.put("b", [{"t": t * SECOND, "k": "x", "v": 0.1} for t in (1, 40)])
+    pair.run(0)
+    run = python_tasks.run_read_job
+
+    def run_twice(*given: Any) -> Any:
+        run(*given)
+        return run(*given)
+
+    monkeypatch.setattr(task_epochs, "run_read_job", run_twice)
+    pair.put("a", [{"t": 2 * SECOND, "k": "x", "v": 0.1}])
+    moved, _ = pair.run(SECOND)
+    (late,) = moved.files["late"]
+    written = list((tmp_path / "store" / "spark").rglob("late/*/part-*.parquet"))
+    assert len(written) == 2
+    assert late.rows == 1
+    assert late.min_time == late.max_time == 2 * SECOND
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All bytes of each sum, also for values that are no binary fractions.
+
+    The units are folded one after the other, and merged in the order of the cut, by this process
+    as by tasks.
+    """
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    found = []
+    for folder in ("tasks", "here"):
+        if folder == "here":
+
+            def run_here(_: Any, order: Any, units: Any) -> Any:
+                answers = [read_unit(order, unit)[0] for unit in reversed(units)]
+                return answers[::-1]
+
+            monkeypatch.setattr(task_epochs, "run_read_job", run_here)
+        pair = Pair(spec_with({"w": WINDOW}), session, tmp_path / folder)
+        draw = random.Random(1)
+        for source in "ab":
+            for partition in "012":
+                rows = [
+                    {
+                        "t": draw.randint(0, 30) * SECOND,
+                        "k": draw.choice("xyz"),
+                        "v": draw.random() / 3,
+                    }
+                    for _ in range(500)
+                ]
+                pair.put(source, rows, partition)
+        pair.run(0)
+        pair.run(SECOND, done=True)
+        found.append(pair.table("w"))
+    assert found[0] == found[1]
+    assert len(found[0]) == 12
+
+
+def test_late_rows_under_error_name_the_first_one(session: SparkSession, tmp_path: Path) -> None:
+    """The one with the least position, of the first unit that has one."""
+    pair = Pair(spec_with({"w": {**WINDOW, "on_late": "error"}}), session, tmp_path)
+    for source in "ab":
+        pair.put(source, [{"t": t * SECOND, "k": "x"} for t in (1, 40)])
+    pair.run(0)
+    pair.put("b", [{"t": t * SECOND, "k": "x"} for t in (50, 3, 2)])
+    # The oracle says the same in `move`.
+    cut = pair_cut(pair)
+    surveyed = pair._survey("spark", cut)
+    pair.epoch += 1
+    decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=SECOND))
+    with pytest.raises(PoisonError, match=r"b/0 row 4294967297: event time 3000000 is late for w"):
+        pair._move("spark", surveyed, decision)
+
+
+def test_dead_rows_are_letters_or_refused(session: SparkSession, tmp_path: Path) -> None:
+    """By `on_bad`; the first one is named."""
+    for on_bad in ("dead_letter", "fail"):
+        pair = Pair(spec_with({"w": WINDOW}, {"a": {"on_bad": on_bad}}), session, tmp_path / on_bad)
+        pair.put("a", [{"t": SECOND, "k": "x"}, {"t": None, "k": "y"}, {"t": None, "k": "z"}])
+        if on_bad == "fail":
+            with pytest.raises(PoisonError, match=r"the first is row 1 of .*no_event_time"):
+                pair._survey("spark", pair_cut(pair))
+            continue
+        moved, _ = pair.run(0)
+        assert moved.counters.dead_lettered == 2
+        assert [row["reason"] for row in pair.table("dead_letters")] == ["no_event_time"] * 2
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_corrupt_objects_of_all_units_are_named(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No task fails: Spark would try it again."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
+    for source in "ab":
+        pair.put(source, [{"t": SECOND, "k": "x", "v": 0.5}] * 100)
+        path = pair.store.local_path(f"inbox/{source}/0-00000.parquet")
+        assert path is not None
+        footer = pq.ParquetFile(path).metadata.serialized_size
+        whole = path.read_bytes()
+        path.write_bytes(b"\xff" * (len(whole) - footer - 8) + whole[-footer - 8 :])
+    with pytest.raises(CorruptObjectsError) as caught:
+        pair._survey("spark", pair_cut(pair))
+    assert caught.value.keys == ("inbox/a/0-00000.parquet", "inbox/b/0-00000.parquet")
+
+
+def pair_cut(pair: Pair) -> Any:
+    """The cut over everything that waits."""
+    return Cut(tuple(pair._slice(m, done=False, blocked=False) for m in sorted(pair.waiting)))
+
+
+@pytest.mark.parametrize("reason", ["bytes", "times"])
+def test_what_tasks_cannot_answer_is_left_to_spark_sql(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Too many partial aggregates for the driver, and times that the engines write differently."""
+    seen: list[str] = []
+    note = type("Log", (), {"info": lambda _, name, **more: seen.append(more["cause"])})()
+    monkeypatch.setattr(task_epochs, "_log", note)
+    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
+    pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}, {"t": 20 * SECOND, "k": "x", "v": 0.25}])
+    pair.put("b", [{"t": 30 * SECOND, "k": "x", "v": 0.5}])
+    pair.run(0)
+    assert seen == []
+    early = -(10**9) * SECOND * 40 if reason == "times" else 25 * SECOND
+    if reason == "bytes":
+
+        def limit_answers(*given: Any) -> ReadOrder:
+            return replace(ReadOrder(*given), most_bytes=1)
+
+        monkeypatch.setattr(task_epochs, "ReadOrder", limit_answers)
+    pair.put("a", [{"t": early, "k": "x", "v": 0.5}, {"t": 26 * SECOND, "k": "x", "v": 0.5}])
+    pair.run(SECOND)
+    assert len(seen) == 1
+    pair.run(2 * SECOND, done=True)
+    assert pair.table("w")
