@@ -182,7 +182,9 @@ class Family:
             return None
         with self._lock:
             self.refresh()
-            holders = [one for one in self._seen.values() if self._table.holds_socket(one.pid, inode)]
+            holders = [
+                one for one in self._seen.values() if self._table.holds_socket(one.pid, inode)
+            ]
         return max(holders, key=lambda one: (one.started, one.pid), default=None)
 
     def list_members(self) -> list[Seen]:

@@ -135,9 +135,7 @@ class ConnectServer:
 
 
 @contextmanager
-def connect_server(
-    folder: Path, conf: Mapping[str, str] | None = None
-) -> Iterator[ConnectServer]:
+def connect_server(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
     """A Spark Connect server on this machine, with further settings of Spark."""
     port, log = choose_free_port(), folder / "connect.log"
     address = {
