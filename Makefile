@@ -110,6 +110,10 @@ matrices: venv ## features against each other, such as restore x retention or st
 presets: venv java warm ## the example of each preset on Spark, epoch by epoch against the oracle, ends with "6 of 6 exact on Spark"
 	$(BIN)/python -m tests.conformance.presets_on_spark
 
+.PHONY: rows-on-spark
+rows-on-spark: venv java warm ## who moves the rows: pipelines behind counters, ends with "N of M pipelines: the driver touched 0 rows" (ARGS="rows-40 --masters standalone", ARGS=--cheats)
+	$(BIN)/python -m tests.rows_on_spark $(ARGS)
+
 .PHONY: a11y
 a11y: venv ## axe-core over every state of the Streams page, light, dark and phone, ends with "0 serious in N states" (PICTURES=folder; npm, chromium)
 	$(BIN)/python -m tests.e2e.a11y $(if $(PICTURES),--pictures $(PICTURES)) $(ARGS)

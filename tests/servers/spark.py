@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -135,8 +135,8 @@ class ConnectServer:
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[ConnectServer]:
-    """A Spark Connect server on this machine."""
+def connect_server(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
+    """A Spark Connect server on this machine, with further settings of Spark."""
     port, log = choose_free_port(), folder / "connect.log"
     address = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -147,6 +147,7 @@ def connect_server(folder: Path) -> Iterator[ConnectServer]:
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
         "spark.master": "local[2]",
+        **(conf or {}),
     }
     options = [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"

@@ -1,0 +1,1 @@
+"""``make rows-on-spark``: what shows that the driver touches no row."""

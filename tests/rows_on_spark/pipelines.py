@@ -1,0 +1,152 @@
+"""The pipelines of ``make rows-on-spark``: their specs, and how their input gets into the store."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+import yaml
+
+from tests.bench.generate import generate
+from tests.bench.ours import JOBS, bench_spec
+from tests.conformance.presets_on_spark import NAMES
+from tests.conformance.spark_cases import EXAMPLES
+from tests.rows_on_spark.requests import StorePlace
+from tests.rows_on_spark.stage import Stage, build_spark_settings
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.store import Store
+from tidegate.infra.flights import FlightsFeed
+from tidegate.jobs.spec.loader import parse_spec
+
+ROOT: Final = Path(__file__).parents[2]
+ROWS: Final = 800_000  # objects of 100,000 rows are above the size from which a footer may be read
+Fields = dict[str, Any]
+Fill = Callable[[Store, Path], None]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline to run.
+
+    Attributes:
+        name: for the table and for ARGS.
+        fields: its spec, without Spark's master.
+        fill: writes its input.
+    """
+
+    name: str
+    fields: Fields
+    fill: Fill
+
+
+def upload_folder(store: Store, folder: Path) -> None:
+    """Put every file of a folder into the store, at its path below the folder."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.upload(path, str(path.relative_to(folder)))
+
+
+def fill_generated(store: Store, folder: Path, rows: int, files: int) -> None:
+    """The rows of the benches."""
+    generate(folder / "inbox", rows, files)
+    upload_folder(store, folder)
+
+
+def fill_preset(store: Store, _folder: Path, preset: str) -> None:
+    """The input of a preset's example."""
+    source = EXAMPLES / "input" / preset
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            store.upload(path, f"inbox/{preset}/{path.relative_to(source)}")
+
+
+def fill_flights(store: Store, folder: Path) -> None:
+    """The first hours of a day of flights, and the marker of their end."""
+    airports = set()
+    for number, item in enumerate(itertools.islice(FlightsFeed(days=1).objects(), 30)):
+        path = folder / f"{number}.parquet"
+        pq.write_table(item.table, path)
+        store.upload(path, item.key)
+        airports.add(item.airport)
+    for airport in airports:
+        store.put(f"inbox/{airport}/_DONE", b"")
+
+
+def build_bench_fields(job: str, **own: Any) -> Fields:
+    """The spec of a bench's job, with further fields."""
+    found = bench_spec(job, {}).model_dump(mode="json", exclude_unset=True, by_alias=True)
+    return {**found, "apiVersion": "tidegate/v1", **own}
+
+
+def build_default_fields(name: str, **own: Any) -> Fields:
+    """Ordered release and windows, with the events: what a spec has that chooses nothing else."""
+    fields = build_bench_fields("both", name=name, **own)
+    del fields["release"]
+    return fields
+
+
+def list_pipelines() -> list[Pipeline]:
+    """All pipelines but the topic, which needs a broker."""
+    flights = yaml.safe_load((ROOT / "dags" / "pipelines" / "flights.yaml").read_text())
+    for source in flights["sources"].values():
+        source["bounded"] = True
+    many, few = (
+        partial(fill_generated, rows=ROWS, files=2),
+        partial(fill_generated, rows=40, files=1),
+    )
+    streams = build_default_fields(
+        "streams",
+        streams={"high": {}, "totals": {"schema": {"key": "int", "n": "long"}}},
+        pipes={"pick": {"from": "events", "to": "high", "where": "value > 0.5"}},
+        reducers={
+            "sum": {
+                "from": "high",
+                "to": "totals",
+                "keys": ["key"],
+                "aggregates": {"n": "count(*)"},
+            }
+        },
+    )
+    only_spark = build_default_fields("only_spark")
+    for source in only_spark["sources"].values():
+        source["where"] = "xxhash64(key) is not null"  # DuckDB has no such function
+    return [
+        Pipeline("demo", flights, fill_flights),
+        *(
+            Pipeline(
+                f"preset-{name}",
+                yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()),
+                partial(fill_preset, preset=name),
+            )
+            for name in NAMES
+        ),
+        *(Pipeline(f"bench-{job}", build_bench_fields(job), many) for job in JOBS),
+        Pipeline("default", build_default_fields("default"), many),
+        Pipeline("streams", streams, partial(fill_generated, rows=40_000, files=2)),
+        Pipeline("only-spark", only_spark, many),
+        Pipeline("rows-40", build_default_fields("rows_40"), few),
+    ]
+
+
+def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], StorePlace]:
+    """Write input and spec of a pipeline; the command of its driver, and its place."""
+    spark = {**pipeline.fields.get("spark", {}), "master": stage.master, "driver_memory": "1g"}
+    spark["conf"] = {**spark.get("conf", {}), **build_spark_settings(stage.event_log)}
+    text = yaml.safe_dump({**pipeline.fields, "spark": spark}, sort_keys=False)
+    spec = parse_spec(text)
+    file = stage.folder / f"{spec.name}.yaml"
+    file.write_text(text)
+    url = f"s3://{stage.minio.bucket}/{prefix}"
+    folder = stage.folder / "input"
+    folder.mkdir()
+    store = open_store(url)
+    pipeline.fill(store, folder)
+    store.close()
+    place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))
+    return [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url], place

@@ -1,0 +1,127 @@
+"""The stage of a run: MinIO behind the naming proxy, a watch over processes, Spark's event log."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from tests.rows_on_spark.evidence import Evidence, SparkLog, read_driver_log, read_event_logs
+from tests.rows_on_spark.processes import RUN_MARK, Family, Watch
+from tests.rows_on_spark.proxy import NamingProxy, run_proxy
+from tests.rows_on_spark.requests import RESULT_BOUND, StorePlace
+from tests.servers.minio import RealMinio
+from tests.servers.spark import connect_server, standalone
+
+MASTERS: Final = ("local[2]", "standalone", "connect")
+PATIENCE: Final = 1800.0  # seconds for one pipeline on a busy machine
+
+
+@dataclass
+class Stage:
+    """Where one program runs."""
+
+    folder: Path
+    minio: RealMinio
+    proxy: NamingProxy
+    family: Family
+    master: str
+    """Address for Spark."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def event_log(self) -> Path:
+        """Folder of Spark's event log."""
+        return self.folder / "event-log"
+
+    def run(self, command: Sequence[str], place: StorePlace) -> Evidence:
+        """Run a driver to its end, and return what it has left behind."""
+        log = self.folder / "driver.log"
+        with log.open("wb") as out, Watch(self.family):
+            child = subprocess.Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **self.environment}
+            )
+            self.family.driver = child.pid
+            waited = _wait_for(child)
+        return Evidence(
+            place=place,
+            requests=list(self.proxy.requests),
+            members=self.family.list_members(),
+            driver_log=read_driver_log(log.read_text(errors="replace")),
+            spark=read_event_logs(self.event_log) if self.event_log.exists() else SparkLog(),
+            waited_cpu=waited,
+            exit_code=child.returncode,
+        )
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> float:
+    """Wait, and return the processor time of a child and of all that it has waited for."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+        if pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
+            return usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            child.kill()
+        time.sleep(0.05)
+
+
+def build_spark_settings(event_log: Path) -> dict[str, str]:
+    """What a run needs of Spark: its event log, as one plain file for each application."""
+    return {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": event_log.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+        "spark.executor.memory": "1g",
+    }
+
+
+@contextmanager
+def open_stage(folder: Path, minio: RealMinio, master: str) -> Iterator[Stage]:
+    """A proxy, and a Spark of its own for this master, until the end of the block."""
+    folder.mkdir(parents=True)
+    (folder / "event-log").mkdir()
+    mark = secrets.token_hex(8)
+    family = Family(mark)
+    with run_proxy(minio.server.port, family) as proxy:
+        own = {
+            **minio.environment(),
+            "TIDEGATE_S3_ENDPOINT": proxy.endpoint,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            RUN_MARK: mark,
+        }
+        stage = Stage(folder, minio, proxy, family, master, own)
+        with _set_environment(own):
+            if master == "standalone":
+                with standalone(folder, 1) as cluster:
+                    yield replace(stage, master=cluster.master)
+            elif master == "connect":
+                settings = build_spark_settings(stage.event_log)
+                settings["spark.driver.maxResultSize"] = str(RESULT_BOUND)
+                with connect_server(folder, settings) as server:
+                    yield replace(stage, master=server.address)
+            else:
+                yield stage
+
+
+@contextmanager
+def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """The servers of a run inherit its mark and the address of the proxy."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
