@@ -3,6 +3,7 @@
 An error names file, line, field, what was found and what is allowed.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -326,23 +327,28 @@ def _lacks_punctuation_rows(source: SourceSpec) -> bool:
 # Files that would be specs if they lay elsewhere or had another ending.
 
 _OWN_FIELD = re.compile(r"^(?:sources|app):", re.MULTILINE)
+_DEEPEST_FOLDER = 3
 _NAME_FIELD = re.compile(r"^name:", re.MULTILINE)
 
 
 def list_unread_specs(folder: Path) -> list[Path]:
-    """Return the files at and below a folder that would be specs and are not read.
+    """Return the files below a folder that would be specs and are not read.
 
     A spec is read if it lies in the folder itself and its name ends in ``.yaml``. Files and folders
-    whose names begin with a dot are left out.
+    whose names begin with a dot are left out, and so is what lies deeper than three folders below.
     """
     found = []
-    for path in sorted(folder.rglob("*.y*ml")):
-        place = path.relative_to(folder).parts
-        is_read = len(place) == 1 and path.suffix == ".yaml"
-        if is_read or path.suffix not in (".yaml", ".yml") or any(p[0] == "." for p in place):
-            continue
-        with suppress(OSError, UnicodeDecodeError):
-            text = path.read_text("utf-8")
-            if _OWN_FIELD.search(text) and _NAME_FIELD.search(text):
-                found.append(path)
-    return found
+    for place, folders, files in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        # Airflow's DAG processor calls this whenever it parses.
+        folders[:] = [name for name in folders if name[0] != "." and depth < _DEEPEST_FOLDER]
+        ignored = (".yml",) if depth == 0 else (".yaml", ".yml")
+        found += [Path(place, name) for name in files if name.endswith(ignored) and name[0] != "."]
+    return sorted(filter(_has_fields_of_spec, found))
+
+
+def _has_fields_of_spec(path: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        text = path.read_text("utf-8")
+        return bool(_OWN_FIELD.search(text) and _NAME_FIELD.search(text))
+    return False

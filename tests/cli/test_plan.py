@@ -97,7 +97,7 @@ def test_a_pipeline_without_state_begins(cli: Cli, spec_file: Path, tmp_path: Pa
 
 
 def test_what_only_the_state_knows_depends(cli: Cli, spec_file: Path, tmp_path: Path) -> None:
-    """Exit code 12: against a file nobody knows whether a window is open."""
+    """Exit code 12: a file does not tell whether a window is open."""
     spec_file.write_text(spec_file.read_text() + WINDOWS)
     new = tmp_path / "new.yaml"
     new.write_text(spec_file.read_text().replace("{n: count(*)}", "{n: count(*), m: count(*)}"))

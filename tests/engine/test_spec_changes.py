@@ -13,6 +13,7 @@ from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_specs import (
     compare_spec_with_checkpoint,
+    plan_against_log,
     read_spec,
     write_spec,
 )
@@ -22,6 +23,7 @@ from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.spec_plan import PlanExit
 
 
 def changed(bench: Bench, **fields: Any) -> Bench:
@@ -36,9 +38,15 @@ def changed(bench: Bench, **fields: Any) -> Bench:
 
 
 def settle(bench: Bench, recover_to: str = "latest") -> None:
-    """What a driver does before its first epoch."""
+    """What a driver does before its first epoch; `tidegate plan` has said whether it will."""
+    refused = plan_against_log(bench.log, bench.spec).exit_code is PlanExit.REFUSED
     lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
-    select_start_checkpoint(bench.spec, bench.log, lease, recover_to)
+    try:
+        select_start_checkpoint(bench.spec, bench.log, lease, recover_to)
+    except ConfigurationError:
+        assert refused
+        raise
+    assert not refused or recover_to != "latest"
     lease.release()
 
 

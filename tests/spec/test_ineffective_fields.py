@@ -135,9 +135,16 @@ def test_crons_are_judged_as_airflow_judges_them(cron: str) -> None:
 def test_specs_that_are_not_read_are_found(tmp_path: Path) -> None:
     """Another ending, or a folder below; suites and hidden folders have none."""
     text = pipeline()
-    for name in ("a.yaml", "b.yml", "team/c.yaml", ".git/d.yml", "team/suites.yaml"):
+    for name in (
+        "a.yaml",
+        "b.yml",
+        "team/c.yaml",
+        ".git/d.yml",
+        "team/suites.yaml",
+        "a/b/c/d/e.yaml",
+    ):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("checks: []\n" if "suites" in name else text)
     found = [str(path.relative_to(tmp_path)) for path in list_unread_specs(tmp_path)]
     assert found == ["b.yml", "team/c.yaml"]
