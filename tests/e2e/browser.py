@@ -31,10 +31,17 @@ PATIENCE: Final = 60_000  # milliseconds; a busy machine
 
 expect.set_options(timeout=PATIENCE)
 
-# CI installs a browser. Where that failed, the tests fail: a page that nobody looks at is not tested.
+
+def may_skip(chromium: str | None) -> bool:
+    """Whether a test may be skipped for want of a browser.
+
+    CI installs one. Where that failed the tests fail, or nobody would notice that none looks at the page.
+    """
+    return chromium is None and os.environ.get("CI") != "true"
+
+
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None and os.environ.get("CI") != "true",
-    reason="no chromium: apt-get install chromium",
+    may_skip(CHROMIUM), reason="no chromium: apt-get install chromium"
 )
 
 

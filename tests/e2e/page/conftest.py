@@ -13,6 +13,7 @@ from tests.e2e.page.streams_page import Open, Site
 from tests.operators.history import GALLERY, gallery
 from tests.operators.pages import FakeAirflowQueries, app_of, served
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
+from tidegate.operators import page_data
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +28,12 @@ def site() -> Iterator[Site]:
     # The page has a client of its own: what it cannot reach, the drivers go on with.
     desk = FakeAirflowQueries(GALLERY, MemoryStore(store.bucket, hook=hook), paused=["orders"])
     found = Site("", gallery(store, 90), desk, store)
-    with served(app_of(desk)) as url:
-        found.url = f"{url}/page"
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        # The gallery seals nothing more, so on a busy machine its stream that is well would age.
+        patch.setattr(page_data, "OLD_CHECKPOINT_SECONDS", 86_400.0)
+        with served(app_of(desk)) as url:
+            found.url = f"{url}/page"
+            yield found
 
 
 @pytest.fixture
