@@ -22,6 +22,7 @@ from tidegate.errors import PoisonError
 from tidegate.operators import sweep_operator, trigger
 from tidegate.operators.assets import SealTrigger
 from tidegate.operators.pipeline_operator import PipelineTrigger
+from tidegate.operators.store_access import StoreAccess
 from tidegate.operators.store_guard import guard_store
 from tidegate.operators.sweep_operator import SweepOperator, SweepReportOperator
 from tidegate.operators.trigger import EpochTrigger, StreamTrigger
@@ -116,9 +117,7 @@ def test_a_store_that_hangs_starves_no_look_at_another(
 
 def _sweep(store: Store, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> list[str]:
     """Look at three pipelines, and report; the streams to start."""
-    monkeypatch.setattr(
-        sweep_operator.StoreAccess, "resolve", lambda _: SimpleNamespace(open=lambda: store)
-    )
+    monkeypatch.setattr(StoreAccess, "resolve", lambda _: SimpleNamespace(open=lambda: store))
     monkeypatch.setattr(sweep_operator, "SYSTEM_CLOCK", clock)
     kept: dict[str, Any] = {}
     task = SimpleNamespace(
