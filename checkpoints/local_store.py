@@ -138,6 +138,8 @@ class LocalStore:
                 stat = (self.root / key).stat()
             except FileNotFoundError:
                 continue  # removed since the folder was read
+            except OSError as error:
+                raise _translate_os_error(self.root / key, error) from error
             count += 1
             yield ObjectInfo(key, stat.st_size, "", stat.st_mtime)
 
@@ -260,6 +262,8 @@ class LocalStore:
             ]
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise _translate_os_error(self.root / folder, error) from error
         # A folder sorts with its slash, as its keys do: "a-b" comes before "a/b".
         for name in sorted(entries):
             key = folder + name

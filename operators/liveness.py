@@ -147,7 +147,7 @@ def find_progress(driver: DriverOverview) -> list[Any] | None:
 
 
 class AnsweredTime:
-    """A clock that stands still while the store does not answer.
+    """A clock that is stopped while the store does not answer.
 
     What happens in that time says nothing of a driver: it may have been unable to report.
     """

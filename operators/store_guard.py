@@ -36,7 +36,7 @@ def shorten_patience(store: Store) -> Store:
     return S3Store(store.settings.model_copy(update=waits))
 
 
-def guard_store(store: Store, clock: Clock = SYSTEM_CLOCK) -> Store:
+def wrap_store(store: Store, clock: Clock = SYSTEM_CLOCK) -> Store:
     """Return the store behind a breaker. While it is open, each request fails at once.
 
     A request raises `StoreUnavailableError` then, without being sent.
@@ -94,7 +94,7 @@ class StoreLooks:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store = guard_store(store)
+        self.store = wrap_store(store)
         self._pool = ThreadPoolExecutor(_THREADS_PER_STORE, thread_name_prefix="tidegate-look")
 
     async def run(self, call: Callable[..., R], *args: Any) -> R:

@@ -212,9 +212,9 @@ class StreamOperator(PipelineOperator):
         if read_desired_state(store, self.pipeline).state is DesiredState.STOPPED:
             return self._end_run(f"the stream is meant to be stopped, and {seen.why}")
         if seen.state is PipelineState.FAILED and needs_person(seen.error):
-            error = rebuild_error(seen.error)
-            self.log.error("%s", error)
-            raise error
+            reported = rebuild_error(seen.error)
+            self.log.error("%s", reported)
+            raise reported
         return self._replace_driver(store, seen, process, RelaunchBudget(**budget), memory)
 
     def _replace_driver(

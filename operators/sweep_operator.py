@@ -36,7 +36,7 @@ from .pipeline_operator import (
     get_requester,
 )
 from .store_access import StoreAccess
-from .store_guard import guard_store, shorten_patience
+from .store_guard import shorten_patience, wrap_store
 
 UNREADABLE_KEY = "unreadable"  # of the XCom with the pipelines that could not be judged
 # Seconds. A store that is restarted is back by then, and an outage is reported within minutes.
@@ -92,7 +92,7 @@ class SweepOperator(BaseOperator):
         task, so that the other pipelines are started.
         """
         # The client gives up soon, and after some failures in a row at once.
-        store = guard_store(shorten_patience(StoreAccess.resolve(self.conn_id).open()))
+        store = wrap_store(shorten_patience(StoreAccess.resolve(self.conn_id).open()))
         looks = self._look(context, store, self.pipelines)
         unanswered = [look.pipeline for look in looks if look.unanswered]
         if unanswered:

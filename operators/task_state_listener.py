@@ -39,7 +39,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, TransientError
 
 from .airflow_port.database import AirflowQueries
-from .airflow_port.task_marks import DatabaseAwayError, call_after_commit, read_task_facts
+from .airflow_port.task_marks import DatabaseAwayError, read_task_facts, run_after_commit
 from .driver_shutdown import ENDED_TASK_STATES, StopOrder, stop_driver
 
 _ACTOR = "airflow"
@@ -93,7 +93,7 @@ def on_task_marked(task: Any, state: str) -> None:
     mark = MarkedTask(
         str(task.id), task.dag_id, task.run_id, state, asleep=asleep, at=datetime.now(UTC)
     )
-    call_after_commit(task, lambda: _start_stop_thread(mark))
+    run_after_commit(task, lambda: _start_stop_thread(mark))
 
 
 def _start_stop_thread(mark: MarkedTask) -> None:

@@ -40,7 +40,7 @@ def register_listener(listener: object) -> None:
     get_listener_manager().add_listener(listener)  # type: ignore[no-untyped-call]  # Airflow's
 
 
-def call_after_commit(task: Any, call: Callable[[], object]) -> None:
+def run_after_commit(task: Any, call: Callable[[], object]) -> None:
     """Call when the request that changes the task is committed; at once without a request."""
     session = object_session(task)
     if session is None:

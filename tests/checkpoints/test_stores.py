@@ -595,3 +595,36 @@ def test_a_local_file_is_read_again_only_after_a_change(
     found = store.stat("old")
     assert found is not None
     assert found.etag == sha256_of_bytes(b"two")
+
+
+@pytest.mark.parametrize("step", ["folder", "file"])
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EIO, StoreUnavailableError),
+        (errno.ESTALE, StoreUnavailableError),
+        (errno.EMFILE, StoreUnavailableError),
+        (errno.EACCES, ConfigurationError),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_no_defect(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    number: int,
+    expected: type[Exception],
+) -> None:
+    """A driver waits for the disk, or names the folder; it does not end as after a bug."""
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b.json", b"x")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        if step == "folder":
+            patch.setattr(os, "scandir", fail)
+        else:
+            patch.setattr(Path, "stat", fail)
+        with pytest.raises(expected):
+            list(store.list_objects("a/"))

@@ -166,8 +166,13 @@ def test_airflow_from_the_first_start(
     shop_of(url, tmp_path).run()
     SweepOperator(task_id="look", pipelines=["shop"]).execute(context)
     assert not any(pushed.values())
-    chosen = {"checkpoint": "latest", "reason": "a test", "dry_run_only": "False"}
-    pin = {"action": "pin", "checkpoint": "latest", "name": "kept", "reason": "a test"}
+    chosen: dict[str, Any] = {"checkpoint": "latest", "reason": "a test", "dry_run_only": "False"}
+    pin: dict[str, Any] = {
+        "action": "pin",
+        "checkpoint": "latest",
+        "name": "kept",
+        "reason": "a test",
+    }
     ReportRestoreOperator(task_id="report", **chosen, **about).execute(context)
     assert PinOperator(task_id="pin", **pin, **about).execute(context)["pins"]
     assert RecoverOperator(task_id="recover", **chosen, **about).execute(context)["timeline"] == 1

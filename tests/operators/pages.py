@@ -21,8 +21,9 @@ from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.cli.page_results import answer_question
+from tidegate.operators.airflow_port.page_access import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS
 from tidegate.operators.child_processes import rebuild_error
-from tidegate.operators.page_api import REQUIRE_SITE_ACCESS, REQUIRE_STREAM_ACCESS, make_app
+from tidegate.operators.page_api import make_app
 from tidegate.operators.store_access import StoreAccess
 
 

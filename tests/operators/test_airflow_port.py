@@ -24,7 +24,7 @@ PUBLIC = ("airflow.sdk", "airflow.triggers.base", "airflow.plugins_manager", "ai
 PRIVATE = ("airflow.sdk.execution_time.task_runner", "airflow.sdk.definitions._internal")
 
 # Module -> name in it -> the attributes or parameters that the port uses.
-USED = {
+USED: dict[str, dict[str, tuple[str, ...]]] = {
     "airflow.models.connection": {"Connection.get_connection_from_secrets": ("conn_id",)},
     "airflow.models.dag": {
         "DagModel": (

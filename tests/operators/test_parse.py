@@ -264,7 +264,8 @@ def test_two_folders_each_keep_their_sweep(
     dags = {name: dag for name, dag in file.items() if isinstance(dag, DAG)}
     sweeps = [dag for name, dag in dags.items() if name.startswith("tidegate.sweep")]
     assert sorted(_swept(dag) for dag in sweeps) == [["alpha", "same"], ["beta"]]
-    assert dags["same.stream"].get_task("stream").spec == str(first / "same.yaml")
+    stream: Any = dags["same.stream"].get_task("stream")
+    assert stream.spec == str(first / "same.yaml")
     told = [
         str(dag.doc_md) for name, dag in dags.items() if name.startswith("tidegate.broken_specs")
     ]

@@ -22,7 +22,8 @@ from tidegate.errors import PoisonError
 from tidegate.operators import sweep_operator, trigger
 from tidegate.operators.assets import SealTrigger
 from tidegate.operators.pipeline_operator import PipelineTrigger
-from tidegate.operators.store_guard import guard_store
+from tidegate.operators.store_access import StoreAccess
+from tidegate.operators.store_guard import wrap_store
 from tidegate.operators.sweep_operator import SweepOperator, SweepReportOperator
 from tidegate.operators.trigger import EpochTrigger, StreamTrigger
 
@@ -41,7 +42,7 @@ def test_a_store_that_gives_no_answer_is_left_alone_for_a_while(ask: str) -> Non
         asked[0] += 1
         return Fault.REFUSED if away[0] else None
 
-    store = guard_store(MemoryStore(hook=count), clock)
+    store = wrap_store(MemoryStore(hook=count), clock)
 
     def fails() -> bool:
         try:
@@ -116,9 +117,7 @@ def test_a_store_that_hangs_starves_no_look_at_another(
 
 def _sweep(store: Store, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> list[str]:
     """Look at three pipelines, and report; the streams to start."""
-    monkeypatch.setattr(
-        sweep_operator.StoreAccess, "resolve", lambda _: SimpleNamespace(open=lambda: store)
-    )
+    monkeypatch.setattr(StoreAccess, "resolve", lambda _: SimpleNamespace(open=lambda: store))
     monkeypatch.setattr(sweep_operator, "SYSTEM_CLOCK", clock)
     kept: dict[str, Any] = {}
     task = SimpleNamespace(
@@ -158,7 +157,7 @@ def test_a_store_that_comes_back_within_a_minute_is_no_failure(
     bucket, away = MemoryBucket(), [True]
     _wish_all(bucket)
     store = MemoryStore(bucket, hook=lambda _: Fault.REFUSED if away[0] else None)
-    monkeypatch.setattr(sweep_operator, "guard_store", lambda store: store)
+    monkeypatch.setattr(sweep_operator, "wrap_store", lambda store: store)
     started = _sweep(store, monkeypatch, World(lambda: away.__setitem__(0, False)))
     assert started == ["a.stream", "b.stream", "c.stream"]
     assert read_desired_state(store, "a").state is DesiredState.RUN

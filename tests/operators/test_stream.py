@@ -125,7 +125,8 @@ def test_an_unintended_end_is_followed_by_a_new_driver(store: Store, state: str)
         resume_stream(state)
     assert NotingLauncher.started == ["latest"]
     assert deferred.value.kwargs is not None
-    assert deferred.value.kwargs["budget"]["relaunches"] == 1
+    kept: Any = deferred.value.kwargs
+    assert kept["budget"]["relaunches"] == 1
 
 
 def test_without_progress_airflow_s_retries_take_over(store: Store) -> None:
@@ -275,7 +276,8 @@ def test_the_task_looks_again_before_it_ends_a_driver(
         make_operator().resume(make_context(), event, None, asdict(RelaunchBudget()))
     assert ended == ([lease.token] if alive == "nothing" else [])
     assert deferred.value.trigger.floor == lease.token + (alive == "takeover")
-    assert deferred.value.kwargs["budget"]["relaunches"] == (alive == "nothing")
+    kept: Any = deferred.value.kwargs
+    assert kept["budget"]["relaunches"] == (alive == "nothing")
 
 
 @pytest.mark.parametrize("state", ["stalled", "lost", "failed", "stopped", "finished", "live"])
