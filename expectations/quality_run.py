@@ -416,7 +416,7 @@ def _are_tables_behind(
     if checkpoints.num_rows == 0:
         return view_since > 0  # else nothing was published yet
     newest = checkpoints.sort_by([("_epoch", "descending")]).slice(0, 1)
-    return head is None or newest["checkpoint_id"][0].as_py() != str(head.id)
+    return head is None or str(newest["checkpoint_id"][0].as_py()) != str(head.id)
 
 
 def _describe_behind(spec: PipelineSpec, read: TableReader, now: int) -> Evidence:
@@ -581,7 +581,7 @@ def _escape_validation(
     for found in escaped.results:
         found.result = _escape_texts(found.result)
         found.exception_info = _escape_texts(found.exception_info)
-        config = found.expectation_config
+        config: Any = found.expectation_config
         # The names of types and columns are in `kwargs`; none has a letter that is escaped, or it
         # comes from a suite file and is shown as it is written.
         config.kwargs = _escape_texts(config.kwargs)
