@@ -45,7 +45,7 @@ from tidegate.checkpoints.illness_record import (
     TimelineHealth,
     forget_retired,
     read_illness,
-    renew_record,
+    replace_unreadable,
     write_illness,
 )
 from tidegate.checkpoints.lease import read_lease
@@ -179,7 +179,7 @@ def _record_verdicts(
 ) -> IllnessRecord:
     """Note which epochs the run has found ill, and forget those that retention has deleted."""
     # In place of the history of an older version, or of a damaged record.
-    renew_record(store, pipeline, record)
+    replace_unreadable(store, pipeline, record)
     if gathered.plan is not None:
         newest = run.newest or run.checks
         health = note_verdicts(
@@ -348,7 +348,7 @@ def gather_slices(
     checkpoints = read(CHECKPOINTS, since=view_since)
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
     head = find_manifest(epoch)
-    if _are_tables_behind(checkpoints, head, sealed, view_since):
+    if _is_catalog_behind(checkpoints, head, sealed, view_since):
         newest = _describe_behind(spec, read, now)
         return PipelineEvidence(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
@@ -407,7 +407,7 @@ def gather_slices(
     return PipelineEvidence(newest, older, plan if head else None, sealed.timeline, own)
 
 
-def _are_tables_behind(
+def _is_catalog_behind(
     checkpoints: pa.Table, head: Manifest | None, sealed: LogHead, view_since: int
 ) -> bool:
     """Whether the tables still show what a restore has taken back, or lack what they have had."""
