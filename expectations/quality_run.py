@@ -412,11 +412,12 @@ def _is_catalog_behind(
 ) -> bool:
     """Whether the tables still show what a restore has taken back, or lack what they have had."""
     if sealed.record is None:
-        return checkpoints.num_rows > 0
+        return bool(checkpoints.num_rows > 0)
     if checkpoints.num_rows == 0:
         return view_since > 0  # else nothing was published yet
     newest = checkpoints.sort_by([("_epoch", "descending")]).slice(0, 1)
-    return head is None or str(newest["checkpoint_id"][0].as_py()) != str(head.id)
+    shown: str = newest["checkpoint_id"][0].as_py()
+    return head is None or shown != str(head.id)
 
 
 def _describe_behind(spec: PipelineSpec, read: TableReader, now: int) -> Evidence:
