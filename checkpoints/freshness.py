@@ -45,7 +45,7 @@ def select_since_outage(waits: Sequence[Wait], goal: int) -> Sequence[Wait]:
     return [wait for wait in waits[start:] if wait.arrived >= first.arrived]
 
 
-def mark_outages(times: Iterable[int], goal: int) -> list[bool]:
+def find_outages(times: Iterable[int], goal: int) -> list[bool]:
     """Return for each time of a seal whether more than the goal has passed since the one before.
 
     The first one counts as the end of an outage.

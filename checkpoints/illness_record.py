@@ -178,7 +178,7 @@ def write_illness(store: Store, pipeline: str, timeline: int, health: TimelineHe
     _change_record(store, pipeline, note)
 
 
-def renew_record(store: Store, pipeline: str, record: IllnessRecord) -> None:
+def replace_unreadable(store: Store, pipeline: str, record: IllnessRecord) -> None:
     """Write a record that was converted or restored, in place of a missing or damaged one."""
     key = _build_key(pipeline)
     try:

@@ -136,7 +136,7 @@ def note_verdicts(
     if plan.last is not None:
         verdicts.append((plan.last, newest))
     for part, failures in verdicts:
-        for one in _clip_failures(failures, part.since, part.last):
+        for one in _cut_failures(failures, part.since, part.last):
             ill = add_range(ill, one)
     for check, first, last in damaged:
         ill = add_range(ill, IllRange(check=check, first=first, last=last))
@@ -150,11 +150,11 @@ def note_verdicts(
             "head": max(health.head, plan.newest.last),
             "newest_since": begin,
             "ill": ill,
-            "newest": tuple(_clip_failures(newest, begin, plan.newest.last)),
+            "newest": tuple(_cut_failures(newest, begin, plan.newest.last)),
         }
     )
 
 
-def _clip_failures(failures: Sequence[Failure], since: int, last: int) -> list[IllRange]:
+def _cut_failures(failures: Sequence[Failure], since: int, last: int) -> list[IllRange]:
     clipped = [(check, max(a, since + 1), min(b, last)) for check, a, b in failures]
     return [IllRange(check=check, first=a, last=b) for check, a, b in clipped if a <= b]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from great_expectations.data_context.data_context.abstract_data_context import (
         AbstractDataContext,
     )
-    from great_expectations.datasource.fluent import PandasDatasource
+    from great_expectations.datasource.fluent.pandas_datasource import PandasDatasource
 
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 SAMPLE_ROWS = 5
@@ -249,7 +249,11 @@ def _validate_summary(
                 "unexpected_index_column_names": [str(frame.columns[0])],
             },
         )
-    by_id = {r.expectation_config.meta["check"]: r for r in validation.results} if validation else {}
+    by_id = {
+        result.expectation_config.meta["check"]: result
+        for result in (validation.results if validation else ())
+        if result.expectation_config and result.expectation_config.meta
+    }
     results = []
     for check in checks:
         if check.id in troubles:

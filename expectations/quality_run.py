@@ -45,7 +45,7 @@ from tidegate.checkpoints.illness_record import (
     TimelineHealth,
     forget_retired,
     read_illness,
-    renew_record,
+    replace_unreadable,
     write_illness,
 )
 from tidegate.checkpoints.lease import read_lease
@@ -179,7 +179,7 @@ def _record_verdicts(
 ) -> IllnessRecord:
     """Note which epochs the run has found ill, and forget those that retention has deleted."""
     # In place of the history of an older version, or of a damaged record.
-    renew_record(store, pipeline, record)
+    replace_unreadable(store, pipeline, record)
     if gathered.plan is not None:
         newest = run.newest or run.checks
         health = note_verdicts(
@@ -348,7 +348,7 @@ def gather_slices(
     checkpoints = read(CHECKPOINTS, since=view_since)
     epoch = pc.max(checkpoints["_epoch"]).as_py() or 0
     head = find_manifest(epoch)
-    if _are_tables_behind(checkpoints, head, sealed, view_since):
+    if _is_catalog_behind(checkpoints, head, sealed, view_since):
         newest = _describe_behind(spec, read, now)
         return PipelineEvidence(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
@@ -407,16 +407,17 @@ def gather_slices(
     return PipelineEvidence(newest, older, plan if head else None, sealed.timeline, own)
 
 
-def _are_tables_behind(
+def _is_catalog_behind(
     checkpoints: pa.Table, head: Manifest | None, sealed: LogHead, view_since: int
 ) -> bool:
     """Whether the tables still show what a restore has taken back, or lack what they have had."""
     if sealed.record is None:
-        return checkpoints.num_rows > 0
+        return bool(checkpoints.num_rows > 0)
     if checkpoints.num_rows == 0:
         return view_since > 0  # else nothing was published yet
     newest = checkpoints.sort_by([("_epoch", "descending")]).slice(0, 1)
-    return head is None or newest["checkpoint_id"][0].as_py() != str(head.id)
+    shown: str = newest["checkpoint_id"][0].as_py()
+    return head is None or shown != str(head.id)
 
 
 def _describe_behind(spec: PipelineSpec, read: TableReader, now: int) -> Evidence:
@@ -581,7 +582,7 @@ def _escape_validation(
     for found in escaped.results:
         found.result = _escape_texts(found.result)
         found.exception_info = _escape_texts(found.exception_info)
-        config = found.expectation_config
+        config: Any = found.expectation_config
         # The names of types and columns are in `kwargs`; none has a letter that is escaped, or it
         # comes from a suite file and is shown as it is written.
         config.kwargs = _escape_texts(config.kwargs)

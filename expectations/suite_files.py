@@ -49,12 +49,12 @@ def _to_text(value: Any) -> Any:
     return value
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def _flatten_values(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for one in value:
-            yield from _flatten(one)
+            yield from _flatten_values(one)
     else:
         yield value
 
@@ -91,7 +91,7 @@ class Check(SpecModel):
         if self.summary.startswith(TABLE_PREFIX) and self.scope == "all":
             yield "a check of a table looks at recent rows; leave scope out"
         for name, value in self.kwargs.items():
-            if any(isinstance(one, float) and not isfinite(one) for one in _flatten(value)):
+            if any(isinstance(one, float) and not isfinite(one) for one in _flatten_values(value)):
                 yield f"{name}: nothing can be compared with {value}; leave an open end out"
         known = QualityLimits.model_fields
         for value in self.kwargs.values():

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.freshness import Wait, mark_outages, select_since_outage
+from tidegate.checkpoints.freshness import Wait, find_outages, select_since_outage
 from tidegate.checkpoints.row_counts import (
     COLUMNS_LEFT_OUT,
     FLAGGED,
@@ -289,7 +289,7 @@ def summarize_freshness(evidence: Evidence) -> pd.DataFrame:
     goal = evidence.spec.quality.limits.freshness or evidence.spec.supervision.freshness or 0
     waits: dict[str, list[Wait]] = {source: [] for source in evidence.spec.sources}
     sealed = [manifest.created_at for manifest in evidence.manifests]
-    for manifest, paused in zip(evidence.manifests, mark_outages(sealed, goal), strict=True):
+    for manifest, paused in zip(evidence.manifests, find_outages(sealed, goal), strict=True):
         for source, arrived in manifest.find_oldest_arrivals().items():
             wait = Wait(arrived, manifest.created_at, paused)
             waits.setdefault(source, []).append(wait)

@@ -19,7 +19,7 @@ from tidegate.checkpoints.illness_record import (
     forget_retired,
     is_verdict_stale,
     read_illness,
-    renew_record,
+    replace_unreadable,
     write_illness,
 )
 from tidegate.checkpoints.slot_log import SlotLog
@@ -200,7 +200,7 @@ def test_a_damaged_record_comes_back_from_a_result(damage: bytes) -> None:
     store.put("p/quality/results/20261128T100000.json", canonical_bytes(renewed))
     store.put("p/quality/results/20261128T110000.json", b"{")
     assert find_ill(store) == {*range(11, 41)}
-    renew_record(store, "p", read_illness(store, "p"))
+    replace_unreadable(store, "p", read_illness(store, "p"))
     assert find_ill(store) == {*range(11, 41)}
     assert parse_json(store.get("p/quality/illness.json").data)["lost"] is False
 

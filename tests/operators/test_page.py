@@ -476,7 +476,7 @@ def _verdict(age: int, verdict: str = "pass", **more: Any) -> dict[str, Any]:
 
 
 def test_a_verdict_gets_old_while_epochs_are_sealed() -> None:
-    """A pass of a year ago is no health; after a pause of the stream nothing is missing."""
+    """A pass of a year ago says nothing about today; in a pause of the stream none is due."""
     assert _list_findings(quality=_verdict(1700)) == []
     stale = "the quality checks last ran 40 min ago, and epochs were sealed since"
     assert _list_findings(quality=_verdict(2400)) == [stale]
