@@ -144,16 +144,22 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
         load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
 
 
-def _find_engines(pipeline: PipelineSpec) -> dict[str, str | None]:
-    """Return why each output is computed by Spark SQL; None if DuckDB computes it."""
+def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
+    """Return what computes each output, with the reason for Spark SQL."""
+    from tidegate.jobs.rows.task_support import explain_other_rows
     from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 
+    if explain_other_rows(pipeline) is None:
+        tasks = "DuckDB, in Spark's Python tasks"
+        return dict.fromkeys(["late rows", *(f"window {w}" for w in pipeline.windows)], tasks)
     rows = explain_spark_rows(pipeline)
     own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
     reasons = {f"where, select and rules of {n}": rows for n in own}
     reasons |= {"released and late rows": rows}
-    return reasons | {
-        f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows
+    reasons |= {f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows}
+    return {
+        part: "DuckDB, in the driver" if reason is None else f"Spark SQL: {reason}"
+        for part, reason in reasons.items()
     }
 
 

@@ -22,7 +22,7 @@ def write_parquet_file(rows: pa.Table, path: Path) -> None:
     pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
 
 
-def upload_file(
+def store_file(
     store: Store, path: Path, key: str, kind: str, time: str | None, extra: JsonObject
 ) -> FileRef:
     """Upload a Parquet file and describe it.

@@ -69,7 +69,7 @@ class JudgedRows:
         return ["_source", "_partition", "_seq", *own]
 
 
-def frame_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
+def select_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
     """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
     places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
     own = [name for name in ("_verdict", "_mark") if name in rows.column_names]

@@ -35,9 +35,9 @@ from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, combine_frames
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
 from tidegate.time_units import TICK_MIN
 
-from .attempt_files import upload_file, write_parquet_file
+from .attempt_files import store_file, write_parquet_file
 from .cut_division import ReadUnit
-from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, frame_data_rows
+from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
 from .late_rows import (
     LateCounts,
     SourceCounts,
@@ -158,7 +158,7 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)
         answer.rows += rows.num_rows
-        answer.slices.append(_summarise_slice(index, found))
+        answer.slices.append(_describe_slice(index, found))
         if not has_safe_times(found.survey.min_time, found.survey.max_time):
             answer.left = "times outside the years 1000 to 9999"
             return
@@ -171,13 +171,13 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         _fold_rows(answer, order, unit, rows)
 
 
-def _summarise_slice(index: int, found: MemberScan) -> SliceSummary:
+def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
     verdicts = Counter(found.verdicts["_verdict"].to_pylist())
     return SliceSummary(index, found.survey, verdicts, found.sketch)
 
 
 def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> None:
-    frame = frame_data_rows(order.spec, unit.cut, rows) if rows.num_rows else None
+    frame = select_data_rows(order.spec, unit.cut, rows) if rows.num_rows else None
     data, aside = apply_verdicts(frame, order.spec)
     times = [s.survey.min_time for s in answer.slices if s.survey.min_time is not None]
     judged = JudgedRows(
@@ -196,7 +196,7 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Ta
         for name, window in order.spec.windows.items():
             joining = assign_rows_to_windows(judged, window)
             folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
-            answer.partials[name] = pack_table(folded)
+            answer.partials[name] = encode_table(folded)
     if sum(map(len, answer.partials.values())) > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"
 
@@ -224,7 +224,7 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
         write_parquet_file(kept, path)
         time = order.spec.event_time_column
         store = open_task_store(order.store)
-        answer.late_files = (upload_file(store, path, key, f"table:{LATE}", time, {}),)
+        answer.late_files = (store_file(store, path, key, f"table:{LATE}", time, {}),)
 
 
 def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
@@ -251,7 +251,7 @@ def open_task_store(url: str) -> Store:
     return open_store(url.removeprefix("file://"))
 
 
-def pack_table(table: pa.Table) -> bytes:
+def encode_table(table: pa.Table) -> bytes:
     """Return a table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -261,6 +261,6 @@ def pack_table(table: pa.Table) -> bytes:
     return packed
 
 
-def unpack_table(packed: bytes) -> pa.Table:
-    """The way back of `pack_table`."""
+def decode_table(packed: bytes) -> pa.Table:
+    """The way back of `encode_table`."""
     return pa.ipc.open_stream(packed).read_all()

@@ -26,7 +26,7 @@ from tidegate.jobs.engine.arrow_tables import require_written_bytes
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
-from tidegate.jobs.rows.attempt_files import upload_file, write_parquet_file
+from tidegate.jobs.rows.attempt_files import store_file, write_parquet_file
 from tidegate.jobs.rows.column_casts import declared_to_spark_type
 from tidegate.jobs.rows.judged_rows import JudgedRows
 from tidegate.jobs.rows.slice_reading import ensure_local_file
@@ -132,7 +132,7 @@ class FileWriter:
 
         def upload(named: tuple[Path, str]) -> FileRef:
             """Upload a file and describe it."""
-            return upload_file(self._store, *named, kind, time, extra)
+            return store_file(self._store, *named, kind, time, extra)
 
         return WrittenFiles(tuple(map_in_threads(upload, named, 4)), tuple(files))
 

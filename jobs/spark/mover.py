@@ -28,7 +28,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
-from tidegate.jobs.rows.judged_rows import apply_verdicts, frame_data_rows
+from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
@@ -44,7 +44,7 @@ from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_TASKS, SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .ordered_release import count_released_rows, release_rows
-from .python_tasks import warm_workers
+from .python_tasks import start_workers
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import process_sessions
 from .spark_session import (
@@ -170,7 +170,7 @@ class SparkMover:
 
     def _start_workers(self) -> None:
         try:
-            warm_workers(self._sessions.full)
+            start_workers(self._sessions.full)
         except SPARK_ERRORS as error:
             cause = extract_cause(error)
             raise NO_PYTHON_TASKS(pipeline=self._spec.name, cause=cause) from error
@@ -334,7 +334,7 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     """The data rows of a cut, with `_verdict` and `_mark` if the survey judged any of them."""
     if native:
         assert scans.rows is not None  # noqa: S101 - asked for by the caller
-        return frame_data_rows(spec, scans.staged.cut, scans.rows)
+        return select_data_rows(spec, scans.staged.cut, scans.rows)
     found = scans.staged.frame
     if found is None:
         return None

@@ -46,7 +46,7 @@ def run_read_job(
     return [answer for answer, _ in found]
 
 
-def warm_workers(session: SparkSession) -> None:
+def start_workers(session: SparkSession) -> None:
     """Start as many workers as run at a time, and let them import the kernel."""
     context = _prepare_context(session)
     tasks = context.defaultParallelism
@@ -75,14 +75,14 @@ def _read_units(
     order: ReadOrder, units: Iterator[ReadUnit]
 ) -> Iterator[tuple[UnitAnswer, TaskReport]]:
     """The body of a task."""
-    _settle_worker()
+    _prepare_worker()
     for unit in units:
         yield read_unit(order, unit)
 
 
 def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
-    _settle_worker()
+    _prepare_worker()
     yield from rows
 
 
@@ -90,7 +90,7 @@ def _keep_caches(self: zipimport.zipimporter) -> None:
     """Forget nothing."""
 
 
-def _settle_worker() -> None:
+def _prepare_worker() -> None:
     """Make what a worker repeats for each task cheap; once in each."""
     if hasattr(sys, "_tidegate_settled"):
         return

@@ -1,4 +1,4 @@
-"""Epochs whose rows are read by Spark's Python tasks, and by nobody else.
+"""Epochs whose rows are read by Spark's Python tasks only.
 
 Job 1 reads each row once. The driver merges partial aggregates, and writes merged results.
 """
@@ -25,7 +25,7 @@ from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
     ReadOrder,
     UnitAnswer,
-    unpack_table,
+    decode_table,
 )
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.json_types import JsonObject, JsonView
@@ -87,7 +87,7 @@ class TaskScans:
     def join_partials(self, window: str) -> pa.Table | None:
         """The partial aggregates of a window in the order of the cut; None without rows."""
         found = [
-            unpack_table(answer.partials[window])
+            decode_table(answer.partials[window])
             for answer in self.answers
             if window in answer.partials
         ]

@@ -64,7 +64,7 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
             "_we",
             aggregation.segment_extra,
         )
-    return _finish_window(epoch, aggregation, written)
+    return _update_window(epoch, aggregation, written)
 
 
 def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> OutputFiles:
@@ -80,10 +80,10 @@ def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> 
         written = epoch.writer.write_segment(
             f"window:{name}", fresh.toArrow(), "_we", aggregation.segment_extra
         )
-    return _finish_window(epoch, aggregation, written)
+    return _update_window(epoch, aggregation, written)
 
 
-def _finish_window(
+def _update_window(
     epoch: EpochContext, aggregation: Aggregation, written: WrittenFiles
 ) -> OutputFiles:
     """Write the results that are due, of the state and of what the epoch has `written` to it."""

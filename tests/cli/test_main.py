@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,10 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
     spec_file.write_text(spec_file.read_text() + "spark: {master: 'spark://far:7077'}\n")
     said = cli("validate", "-v", str(spec_file)).out
     assert "Spark SQL: rows are computed on the executors of a cluster" in said
+    off = "release: {mode: pass_through}\noutputs: {events: false}\n"
+    spec_file.write_text(re.sub(r"(?m)^(release|outputs):.*\n", "", spec_file.read_text()) + off)
+    said = cli("validate", "-v", str(spec_file)).out
+    assert "late rows: DuckDB, in Spark's Python tasks" in said
 
 
 def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:

@@ -18,7 +18,7 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_other_rows
-from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit, unpack_table
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, decode_table, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.time_units import TICK_MIN
 
@@ -101,7 +101,7 @@ def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
     assert (answer.number, answer.rows, answer.left, answer.error) == (0, 3, None, None)
     (found,) = answer.slices
     assert (found.index, found.survey.rows, found.survey.max_time) == (0, 3, 14 * SECOND)
-    folded = unpack_table(answer.partials["w"]).sort_by("_ws").to_pylist()
+    folded = decode_table(answer.partials["w"]).sort_by("_ws").to_pylist()
     assert [(row["_ws"], row["_k0"], row["_s0"]) for row in folded] == [
         (0, "x", 2),
         (10 * SECOND, "x", 1),

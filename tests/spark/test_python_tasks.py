@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +12,27 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError
+from tidegate.jobs.engine.arrow_tables import encode_parquet
 from tidegate.jobs.engine.errors import CorruptObjectsError
-from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import decide
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
+from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spark import mover, python_tasks, task_epochs
+from tidegate.jobs.spark.spark_session import SparkSessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.servers.minio import RealMinio
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -283,3 +294,43 @@ def test_what_tasks_cannot_answer_is_left_to_spark_sql(
     assert len(seen) == 1
     pair.run(2 * SECOND, done=True)
     assert pair.table("w")
+
+
+def put_object(store: Store, key: str, seconds: list[int]) -> dict[str, Any]:
+    """Write an object, and describe it as a plan does."""
+    rows = [{"t": s * SECOND, "k": "x", "n": 1, "v": s / 3} for s in seconds]
+    data = encode_parquet(table_of(rows))
+    footer = read_footer(len(data), lambda start, length: data[start : start + length])
+    assert isinstance(footer, Footer)
+    counts = {"ordinal": 0, "rows": len(rows), "row_start": 0, "row_end": len(rows)}
+    found = {"key": key, "etag": store.put(key, data), "size": len(data), **counts}
+    return {**found, "columns": footer.columns}
+
+
+@pytest.mark.timeout(1800)
+def test_tasks_read_a_bucket_as_planned(
+    session: SparkSession, tmp_path: Path, minio_environment: RealMinio
+) -> None:
+    """Tasks read and write the bucket with the driver's keys, which no setting of Spark names.
+
+    They give the same bytes as this process, and refuse an object that was replaced.
+    """
+    spec = spec_with({"w": WINDOW})
+    with closing(open_store(f"s3://{minio_environment.bucket}/{tmp_path.name}")) as store:
+        parts = {s: put_object(store, f"inbox/{s}/0.parquet", [1, 25, 3]) for s in "ab"}
+        cut = Cut(tuple(Slice(Member(s), 0, 3, (p,)) for s, p in parts.items()))
+        units = divide_cut(cut, {}, store)
+        folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
+        order = ReadOrder(spec, 20 * SECOND, folders, store.url, 1 << 20)
+        (here, _) = read_unit(order, units[0])
+        sessions = SparkSessions(lambda: session)
+        (there,) = python_tasks.run_read_job(sessions, order, units)
+        assert (here.rows, here.error, there.error) == (6, None, None)
+        assert there.partials == here.partials
+        (late,) = there.late_files
+        assert len(store.get(late.key).data) == late.bytes
+        secret = minio_environment.environment()["TIDEGATE_S3_SECRET_KEY"]
+        assert secret not in str(session.sparkContext.getConf().getAll())
+        put_object(store, "inbox/b/0.parquet", [1, 2])
+        (changed,) = python_tasks.run_read_job(sessions, order, units)
+        assert isinstance(changed.error, PreconditionFailedError)
