@@ -54,7 +54,7 @@ def write_input(stage: Stage, prefix: str) -> Path:
     """Write the objects into the store and into a folder, which is returned."""
     copy, dice = stage.folder / "copy", np.random.default_rng(3)
     copy.mkdir()
-    store = open_store(f"s3://{stage.minio.bucket}/{prefix}")
+    store = stage.open_store(prefix)
     for number in range(OBJECTS):
         path = copy / f"{number}.parquet"
         table = pa.table({"value": dice.random(ROWS)})
@@ -166,5 +166,5 @@ def _log_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    configure_logs()
+    configure_logs(json=True)
     run_program(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]), Path(sys.argv[5]))

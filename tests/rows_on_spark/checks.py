@@ -30,7 +30,7 @@ def check_store(found: Evidence) -> list[str]:
     for request in found.requests:
         moved[request.kind, classify_request(request, found.place)] += request.size
     wrong = [
-        f"{kind} moved {size / 1e6:.1f} MB of rows"
+        f"{kind} moved {format_size(size)} of rows"
         for (kind, content), size in sorted(moved.items())
         if content == "rows" and size and kind not in _WITHOUT_ROWS
     ]
@@ -39,7 +39,7 @@ def check_store(found: Evidence) -> list[str]:
     )
     epochs = max(len(found.list_events("sealed")), 1)
     if results > RESULT_BOUND * epochs:
-        wrong.append(f"driver moved {results / 1e6:.1f} MB of window results in {epochs} epochs")
+        wrong.append(f"driver moved {format_size(results)} of window results in {epochs} epochs")
     return wrong
 
 
@@ -88,7 +88,7 @@ def check_results(found: Evidence) -> list[str]:
     if not found.spark.tasks:
         wrong.append("Spark ran no task")
     if largest > RESULT_BOUND:
-        wrong.append(f"tasks sent {largest / 1e6:.1f} MB to the driver in one epoch")
+        wrong.append(f"tasks sent {format_size(largest)} to the driver in one epoch")
     return wrong
 
 
@@ -122,14 +122,14 @@ def check_division(found: Evidence) -> list[str]:
             wrong.append(f"slot {event['slot']}: Spark ran no stage of {len(tasks)} tasks")
         largest = max((task["bytes"] for task in tasks), default=0)
         if largest > LARGEST_TASK:
-            wrong.append(f"slot {event['slot']}: a task read {largest / 1e6:.1f} MB")
+            wrong.append(f"slot {event['slot']}: a task read {format_size(largest)}")
         if event["job"] == READ_JOB:
             for task in tasks:
                 told[task["pid"]] += task["bytes"]
     fetched = _sum_fetched(found)
     hidden = sum(max(fetched[pid] - size, 0) for pid, size in told.items())
     if hidden > UNIT_BYTES:
-        wrong.append(f"tasks read {hidden / 1e6:.1f} MB more of the input than they reported")
+        wrong.append(f"tasks read {format_size(hidden)} more of the input than they reported")
     return wrong
 
 
@@ -145,6 +145,11 @@ CHECKS: Final[dict[str, Check]] = {
 def run_checks(found: Evidence) -> dict[str, list[str]]:
     """What each check has found wrong."""
     return {name: check(found) for name, check in CHECKS.items()}
+
+
+def format_size(size: int) -> str:
+    """Return bytes in the unit that suits them."""
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size:,} bytes"
 
 
 def parse_size(text: str) -> int | None:

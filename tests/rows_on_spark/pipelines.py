@@ -19,7 +19,6 @@ from tests.conformance.presets_on_spark import NAMES
 from tests.conformance.spark_cases import EXAMPLES
 from tests.rows_on_spark.requests import StorePlace
 from tests.rows_on_spark.stage import Stage, build_spark_settings
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import FlightsFeed
 from tidegate.jobs.spec.loader import parse_spec
@@ -145,7 +144,7 @@ def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], S
     url = f"s3://{stage.minio.bucket}/{prefix}"
     folder = stage.folder / "input"
     folder.mkdir()
-    store = open_store(url)
+    store = stage.open_store(prefix)
     pipeline.fill(store, folder)
     store.close()
     place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))

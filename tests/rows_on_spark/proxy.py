@@ -16,6 +16,7 @@ from tests.rows_on_spark.processes import UNKNOWN, Family
 from tests.rows_on_spark.requests import Request
 
 _PIECE: Final = 1 << 18
+_GRACE: Final = 5.0  # seconds for connections to close
 _ENDED: Final = (asyncio.IncompleteReadError, ConnectionError, asyncio.LimitOverrunError)
 Headers = dict[str, str]
 
@@ -46,6 +47,10 @@ class NamingProxy:
         ready.set()
         await end.wait()
         server.close()
+        # The connections of a driver that has ended close by themselves, and their last request is
+        # counted. Others, such as those of a server, are cut.
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_GRACE)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -18,6 +18,7 @@ from tests.rows_on_spark.proxy import NamingProxy, run_proxy
 from tests.rows_on_spark.requests import RESULT_BOUND, StorePlace
 from tests.servers.minio import RealMinio
 from tests.servers.spark import connect_server, standalone
+from tidegate.checkpoints.s3_store import S3Store
 
 MASTERS: Final = ("local[2]", "standalone", "connect")
 PATIENCE: Final = 1800.0  # seconds for one pipeline on a busy machine
@@ -40,6 +41,10 @@ class Stage:
         """Folder of Spark's event log."""
         return self.folder / "event-log"
 
+    def open_store(self, prefix: str) -> S3Store:
+        """The store without the proxy, for those who prepare a run."""
+        return S3Store(self.minio.settings().model_copy(update={"prefix": prefix}))
+
     def run(self, command: Sequence[str], place: StorePlace) -> Evidence:
         """Run a driver to its end, and return what it has left behind."""
         log = self.folder / "driver.log"
@@ -51,7 +56,7 @@ class Stage:
             waited = _wait_for(child)
         return Evidence(
             place=place,
-            requests=list(self.proxy.requests),
+            requests=self.proxy.requests,  # complete when the stage has closed
             members=self.family.list_members(),
             driver_log=read_driver_log(log.read_text(errors="replace")),
             spark=read_event_logs(self.event_log) if self.event_log.exists() else SparkLog(),
