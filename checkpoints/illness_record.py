@@ -1,4 +1,4 @@
-"""Which epochs the quality runs found ill: `quality/illness.json`, for `recover_to: latest_healthy`.
+"""Which epochs the quality runs found ill: `illness.json`, for `recover_to: latest_healthy`.
 
 A quality run judges the epochs since the previous run, in slices of `quality.recent`
 (docs/quality.md). Each epoch is judged once. Ranges of ill epochs are kept until retention has
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+
+from pydantic import Field
 
 from tidegate.json_types import JsonObject
 
@@ -29,8 +31,8 @@ _RESULTS_TRIED = 20  # newest ones, when the record is damaged; the newest reada
 QUALITY_EVERY_SECONDS = 600.0
 """By default Airflow checks a pipeline at most once in so many seconds.
 
-A run takes about ten seconds of one core, most of them for the import of Great Expectations, and half
-a second for each slice.
+A run takes about ten seconds of one core, most of them for the import of Great Expectations, and
+half a second for each slice.
 """
 INTERVAL_VARIABLE = "TIDEGATE_QUALITY_EVERY"
 """Environment variable with the seconds between the runs that Airflow starts."""
@@ -99,7 +101,7 @@ class TimelineHealth(BucketRecord):
     newest_since: int = 0
     ill: tuple[IllRange, ...] = ()
     newest: tuple[IllRange, ...] = ()
-    totals: dict[str, int] = {}
+    totals: dict[str, int] = Field(default_factory=dict)
 
     def find_illness(self, slot: int) -> IllRange | None:
         """Return why an epoch is ill.
@@ -121,7 +123,7 @@ class IllnessRecord(SharedDocument):
         lost: the record was damaged and no result has a copy, so nothing is known.
     """
 
-    timelines: dict[int, TimelineHealth] = {}
+    timelines: dict[int, TimelineHealth] = Field(default_factory=dict)
     lost: bool = False
 
     def explain_illness(self, checkpoint: CheckpointId) -> str | None:

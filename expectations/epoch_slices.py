@@ -1,9 +1,9 @@
 """Which epochs a quality run judges, and how they are cut into slices.
 
 The epochs since the previous run are cut into slices of `quality.recent` epochs, or of one
-`quality.recent_time`. The last slice may be shorter; it is judged together with epochs before it, as
-many as make a whole one: the *newest epochs*. Its verdict counts for its own epochs alone. If some
-of the epochs before it are ill, it is judged by itself.
+`quality.recent_time`. The last slice may be shorter; it is judged together with epochs before it,
+as many as make a whole one: the *newest epochs*. Its verdict counts for its own epochs alone. If
+some of the epochs before it are ill, it is judged by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SlicePlan:
         slices: slices of the epochs that no run has judged, oldest first. They end before `newest`
             if there are very many.
         start: epochs up to this one have been judged before.
-        is_alone: the last slice is judged alone, however short, as epochs just before it are ill.
+        is_alone: the last slice is judged alone, however short, as epochs before it are ill.
     """
 
     newest: EpochSlice
@@ -44,7 +44,7 @@ class SlicePlan:
     is_alone: bool = False
 
     def separate_ill(self, ill: Sequence[IllRange]) -> SlicePlan:
-        """Return the plan for ranges that are known to be ill: they do not make what follows ill."""
+        """Return the plan for ranges known to be ill: they do not make what follows ill."""
         first, last = self.newest.since + 1, self.start
         return replace(self, is_alone=any(one.first <= last and one.last >= first for one in ill))
 

@@ -102,9 +102,7 @@ class Evidence:
 
         def cut(table: pa.Table, first: int = self.view_since) -> pa.Table:
             epoch = table["_epoch"]
-            return table.filter(
-                pc.and_(pc.greater(epoch, first), pc.less_equal(epoch, last))
-            )
+            return table.filter(pc.and_(pc.greater(epoch, first), pc.less_equal(epoch, last)))
 
         return replace(
             self,

@@ -154,7 +154,9 @@ def run_suites(
         newest = _judge_slice(source, suites, evidence, limits)
         slices = [_judge_slice(source, suites, one, limits) for one in older]
     found = [newest, *reversed(slices)]
-    shown = tuple(_pick_shown(results) for results in zip(*(part.checks for part in found)))
+    shown = tuple(
+        _pick_shown(results) for results in zip(*(part.checks for part in found), strict=True)
+    )
     validations = {name: page for part in found for name, page in part.validations.items()}
     return RunResult(
         checks=shown,
@@ -167,7 +169,7 @@ def run_suites(
 
 
 def _pick_shown(results: Sequence[CheckResult]) -> CheckResult:
-    """Of one check's results in several slices, newest first: the newest failure, else the newest."""
+    """Of one check's results in slices, newest first: the newest failure, else the newest."""
     return next((one for one in results if not one.passed), results[0])
 
 
@@ -270,7 +272,10 @@ def _validate_summary(
 
 
 # What a wrong check may raise when its expectation is made or its frame is built.
-_COMPUTING_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, pa.ArrowException)
+_COMPUTING_ERRORS = (
+    *(TypeError, ValueError, AttributeError, LookupError, ArithmeticError),
+    pa.ArrowException,
+)
 
 
 def _find_trouble(found: ExpectationValidationResult) -> str:

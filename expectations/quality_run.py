@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib import resources
@@ -271,7 +271,7 @@ class Gathered:
     older: tuple[Evidence | JobEvidence, ...] = ()
     plan: SlicePlan | None = None
     timeline: int = 0
-    health: TimelineHealth = TimelineHealth()
+    health: TimelineHealth = field(default_factory=TimelineHealth)
 
 
 def gather_batch_slices(
@@ -468,12 +468,14 @@ def _find_first_kept(
 
 
 def _read_manifests(log: SlotLog, head: LogHead, plan: SlicePlan) -> dict[int, Manifest]:
-    """Read the manifests of all slices, of a long slice only the newest; retired ones are missing."""
+    """Read the manifests of all slices, of a long one the newest; retired ones are missing."""
     wanted = {0}
     for part in (*plan.older, plan.newest):
         first = max(part.since, part.last - _MANIFESTS_READ) + 1
         wanted |= {part.since, *range(first, part.last + 1)}
-    found = map_in_threads(partial(_find_epoch_manifest, log, head), sorted(wanted), _READER_THREADS)
+    found = map_in_threads(
+        partial(_find_epoch_manifest, log, head), sorted(wanted), _READER_THREADS
+    )
     return {n: one for n, one in zip(sorted(wanted), found, strict=True) if one is not None}
 
 

@@ -492,7 +492,7 @@ def list_frame_columns(spec: PipelineSpec | JobSpec, summary: str) -> list[str]:
 
 
 def find_column_kind(spec: PipelineSpec, table: str, column: str) -> str | None:
-    """Return whether a column of a table holds a number, a text or a time; None for another type."""
+    """Return whether a table's column holds a number, a text or a time; None: another type."""
     from tidegate.jobs.sinks.output_tables import build_table_schema
 
     kind = build_table_schema(spec, table).field(column).type

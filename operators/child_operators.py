@@ -19,8 +19,8 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_reports import delete_old_logs
-from tidegate.checkpoints.illness_record import INTERVAL_VARIABLE
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.illness_record import INTERVAL_VARIABLE
 from tidegate.checkpoints.verify import (
     SCRUB_EVERY,
     CheckpointVerdict,

@@ -224,7 +224,9 @@ class _PipelineDags:
         # One asset, so that there is one throttle: late rows and troubled barriers come with a
         # sealed checkpoint anyway.
         sealed = stream_asset(self._spec.name, "sealed", quality_every, self._conn_id)
-        yield self._build_task_dag("quality", QualityOperator, {"every": quality_every}, schedule=[sealed])
+        yield self._build_task_dag(
+            "quality", QualityOperator, {"every": quality_every}, schedule=[sealed]
+        )
         if isinstance(self._spec, PipelineSpec):
             yield from self._build_event_time_dags(self._spec)
 

@@ -62,8 +62,8 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     **_COMMON_HEADERS,
 }
-# Data Docs show values from the data. So they may have styles, but run no scripts, send no forms, and
-# `sandbox` gives them an origin of their own: they cannot use the session of their reader.
+# Data Docs show values from the data. So they may have styles, but run no scripts and send no
+# forms. `sandbox` gives them an origin of their own: they cannot use the session of their reader.
 _DOCS_CSP = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors"
     " 'self'; form-action 'none'; base-uri 'none'; sandbox"

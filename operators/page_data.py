@@ -175,9 +175,8 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
     if stale := row.get("stale"):
         names, longest = _name_worst_sources(stale)
         up_to = "" if len(stale) == 1 else "up to "
-        yield "warn", (
-            f"rows of {names} are seen {up_to}{longest} after their arrival (p95), beyond the goal"
-        )
+        seen = f"seen {up_to}{longest} after their arrival (p95), beyond the goal"
+        yield "warn", f"rows of {names} are {seen}"
     notes = [*(row.get("warnings") or ()), row.get("trouble")]
     yield from (("warn", str(note)) for note in notes if note)
     yield from _find_quality_problems(row, now)
@@ -196,13 +195,17 @@ def _find_quality_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]
     if not quality:
         since = row.get("run_since")  # when Airflow's run of the stream began
         if since and is_verdict_stale(since / 1000, sealed_at / 1000):
-            yield "warn", "the quality checks have never run, so no one knows whether its rows are good"
+            yield "warn", "the quality checks have never run, so no one knows how its rows are"
         return
     checked_at = read_instant(quality.get("at"))
     if checked_at is None or is_verdict_stale(
         checked_at / 1000, sealed_at / 1000, quality.get("every")
     ):
-        age = "an unknown time" if checked_at is None else _format_duration((now - checked_at) // 1000)
+        age = (
+            "an unknown time"
+            if checked_at is None
+            else _format_duration((now - checked_at) // 1000)
+        )
         yield "warn", f"the quality checks last ran {age} ago, and epochs were sealed since"
     if quality.get("verdict") not in ("fail", "warn"):
         return

@@ -55,8 +55,8 @@ from .page_data import (
     list_merge_events,
     list_open_barriers,
     list_verdict_events,
-    read_instant,
     pick_worst_tone,
+    read_instant,
     to_milliseconds,
 )
 

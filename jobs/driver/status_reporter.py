@@ -20,8 +20,8 @@ from typing import Final
 
 import structlog
 
-from tidegate.checkpoints.freshness import Wait, select_since_outage
 from tidegate.checkpoints.driver_reports import DriverStatus, read_status, write_status
+from tidegate.checkpoints.freshness import Wait, select_since_outage
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock, PeriodicThread
 from tidegate.checkpoints.lease import LEASE_TTL, Lease, LeaseRenewer
 from tidegate.checkpoints.manifest import Manifest
@@ -389,7 +389,7 @@ class FreshnessMeter:
         return {"freshness": freshness, "stale": self._find_stale(now)}
 
     def _has_paused(self, before: int | None, now: int) -> bool:
-        """The first epochs of a driver count as the end of a pause: objects waited for its start."""
+        """A driver's first epochs count as the end of a pause: objects waited for its start."""
         return before is None or (self._goal is not None and now - before > self._goal)
 
     def _find_stale(self, now: int) -> dict[str, float]:
