@@ -45,7 +45,7 @@ def describe_run(record: RunRecord, seconds: int) -> Iterator[str]:
         yield f"warning: everything took more than {WHOLE_LIMIT} min"
     flaky = record.read_flaky_tests()
     yield from (f"flaky: {test.name}" for test in flaky)
-    yield f"{len(flaky)} tests were flaky; {MAX_FLAKY} may be"
+    yield f"flaky tests: {len(flaky)}, at most {MAX_FLAKY} are forgiven"
 
 
 def check_known_tests() -> int:

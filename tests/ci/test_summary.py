@@ -18,7 +18,7 @@ def test_a_quiet_run_names_its_parts_and_its_ten_slowest_tests(tmp_path: Path) -
     assert lines[:3] == ["the time of each part:", "       9 s  lint", "     900 s  tests"]
     assert lines[4:6] == ["     7.5 s  test_b.py::test_7", "     7.0 s  test_a.py::test_7"]
     assert len(lines) == 3 + 1 + 10 + 1
-    assert lines[-1] == "0 tests were flaky; 3 may be"
+    assert lines[-1] == "flaky tests: 0, at most 3 are forgiven"
 
 
 def test_a_slow_run_is_warned_of_and_flaky_tests_are_named(tmp_path: Path) -> None:
@@ -30,10 +30,12 @@ def test_a_slow_run_is_warned_of_and_flaky_tests_are_named(tmp_path: Path) -> No
         "warning: tests took more than 15 min",
         "warning: everything took more than 55 min",
         "flaky: test_a.py::test_shaky",
-        "1 tests were flaky; 3 may be",
+        "flaky tests: 1, at most 3 are forgiven",
     ]
 
 
 def test_a_run_that_ended_at_once_has_a_summary(tmp_path: Path) -> None:
     """Such as one without an environment."""
-    assert list(describe_run(RunRecord(tmp_path), 1))[-1] == "0 tests were flaky; 3 may be"
+    assert (
+        list(describe_run(RunRecord(tmp_path), 1))[-1] == "flaky tests: 0, at most 3 are forgiven"
+    )
