@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-import yaml
+from ruamel.yaml import YAML
 
 from tests.bench.generate import generate
 from tests.bench.ours import JOBS, bench_spec
@@ -92,7 +93,7 @@ def build_default_fields(name: str, **own: Any) -> Fields:
 
 def list_pipelines() -> list[Pipeline]:
     """All pipelines but the topic, which needs a broker."""
-    flights = yaml.safe_load((ROOT / "dags" / "pipelines" / "flights.yaml").read_text())
+    flights = YAML(typ="safe").load((ROOT / "dags" / "pipelines" / "flights.yaml").read_text())
     for source in flights["sources"].values():
         source["bounded"] = True
     many, few = (
@@ -120,7 +121,7 @@ def list_pipelines() -> list[Pipeline]:
         *(
             Pipeline(
                 f"preset-{name}",
-                yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()),
+                YAML(typ="safe").load((EXAMPLES / f"{name}.yaml").read_text()),
                 partial(fill_preset, preset=name),
             )
             for name in NAMES
@@ -137,7 +138,7 @@ def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], S
     """Write input and spec of a pipeline; the command of its driver, and its place."""
     spark = {**pipeline.fields.get("spark", {}), "master": stage.master, "driver_memory": "1g"}
     spark["conf"] = {**spark.get("conf", {}), **build_spark_settings(stage.event_log)}
-    text = yaml.safe_dump({**pipeline.fields, "spark": spark}, sort_keys=False)
+    text = json.dumps({**pipeline.fields, "spark": spark})  # JSON is YAML
     spec = parse_spec(text)
     file = stage.folder / f"{spec.name}.yaml"
     file.write_text(text)
