@@ -245,8 +245,9 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
     rows = rows.drop_columns(["_unknown"])
     # A column of nulls for each name that the schema lacks, so that its rows are counted.
-    for name in sorted(set(unknown) - set(rows.column_names))[:_MAX_MARKED_COLUMNS]:
-        rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
+    for name in sorted(set(unknown))[:_MAX_MARKED_COLUMNS]:
+        if name.lower() not in map(str.lower, rows.column_names):  # see `_leave_out_lookalikes`
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
     return _cast_texts(_restore_exact_numbers(rows, spec), spec)
 
 
@@ -327,7 +328,22 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
         [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
         names=[*names, BAD_REASON, BAD_TEXT],
     )
+    texts = _leave_out_lookalikes(texts, spec)
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
+
+
+def _leave_out_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
+    """Leave out undeclared columns whose name differs from another one in case only.
+
+    DuckDB does not tell them apart, and would take the value of the wrong one.
+    """
+    seen = {name.lower() for name in spec.columns}
+    kept = []
+    for name in texts.column_names:
+        if name in spec.columns or name.lower() not in seen:
+            kept.append(name)
+            seen.add(name.lower())
+    return texts.select(kept)
 
 
 def _parse_csv(data: bytes, names: list[str], spec: SourceSpec) -> tuple[pa.Table, dict[int, str]]:

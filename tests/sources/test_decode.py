@@ -76,6 +76,18 @@ def test_a_column_of_csv_may_have_any_name(tmp_path: Path) -> None:
     assert found == ["a", "bad_value", "b"]
 
 
+def test_a_name_that_differs_in_case_only_is_another_column(tmp_path: Path) -> None:
+    """An undeclared field `ITEM` neither stops the object nor gives `item` its value."""
+    row = {"at": "2026-03-01T00:00:00Z", "item": "a", "amount": 0}
+    objects = {"1.json": lines({**row, "ITEM": "x"}, {"ITEM": "x", "at": row["at"]})}
+    rows, part = read(objects, tmp_path / "json", format="json")
+    assert [(r.bad, r.values["item"]) for r in rows] == [(None, "a"), (None, None)]
+    assert list(part.parts[0]["columns"]).count("item") == 1
+    text = b"ITEM,at,item,amount\nx,2026-03-01T00:00:00Z,a,0\n"
+    rows, _ = read({"1.csv": text}, tmp_path / "csv", format="csv")
+    assert [(r.bad, r.values["item"]) for r in rows] == [(None, "a")]
+
+
 def test_csv_without_header(tmp_path: Path) -> None:
     """Without a header the columns are in the order of the schema."""
     rows, _ = read(
