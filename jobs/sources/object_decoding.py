@@ -8,6 +8,7 @@ See docs/decisions/0070-objects-of-other-formats-are-decoded-to-parquet.md.
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -214,7 +215,9 @@ def find_int96_columns(metadata: Any) -> set[str]:
 
 def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     """Read one JSON object per line; empty lines are not rows and do not count."""
-    texts = [line.decode("utf-8", "replace") for line in data.split(b"\n") if line.strip()]
+    # A byte order mark stands before the first line, or before others where files were joined.
+    lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
+    texts = [line.decode("utf-8", "replace") for line in lines if line.strip()]
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns

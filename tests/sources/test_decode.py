@@ -58,6 +58,14 @@ def test_json_lines(tmp_path: Path) -> None:
     assert part.parts[0]["key"] == "inbox/a/1.json"
 
 
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """At the start of the object, and of a line where such files were joined."""
+    mark = b"\xef\xbb\xbf"
+    data = mark + lines(ROWS[0]) + mark + lines(*ROWS[1:])
+    rows, _ = read({"1.json": data}, tmp_path, format="json")
+    assert plain(rows) == GOOD
+
+
 def test_csv(tmp_path: Path) -> None:
     """Columns are found by the header, whatever their order.
 
