@@ -23,7 +23,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
-from tidegate.jobs.engine.arrow_tables import convert_to_ticks
+from tidegate.jobs.engine.arrow_tables import convert_to_ticks, list_rows
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.recorded_epochs import read_recorded_epochs
 from tidegate.jobs.engine.what_if import WhatIfOptions, run_what_if
@@ -133,7 +133,7 @@ class PipelineResults:
         rows = _select_equal(newest, equal)
         return {
             "columns": rows.column_names,
-            "rows": rows.slice(max(0, rows.num_rows - _SAMPLE_ROWS)).to_pylist()[::-1],
+            "rows": list_rows(rows.slice(max(0, rows.num_rows - _SAMPLE_ROWS)))[::-1],
             "matching": rows.num_rows,
             "searched": newest.num_rows,
             "choices": choices,
@@ -204,7 +204,7 @@ class PipelineResults:
         points: defaultdict[int, JsonObject] = defaultdict(dict)
         sizes: Counter[str] = Counter()
         starts = convert_to_ticks(current["window_start"]).to_pylist()
-        for start, result in zip(starts, current.to_pylist(), strict=True):
+        for start, result in zip(starts, list_rows(current), strict=True):
             key = ", ".join(str(result[k]) for k in window.keys) or name
             points[start][key] = {n: result[n] for n in numbers}
             sizes[key] += 1

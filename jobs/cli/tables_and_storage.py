@@ -85,7 +85,9 @@ def show_tables(
         text = f"{table.num_rows:,} rows of {name} in {out}"
         output.print_result(as_json, "export", facts, text)
     elif as_json:
-        output.print_envelope("table", {"table": name, "rows": table.to_pylist()})
+        from tidegate.jobs.engine.arrow_tables import list_rows
+
+        output.print_envelope("table", {"table": name, "rows": list_rows(table)})
     else:
         _print_newest_rows(name, table, limit)
 
@@ -104,18 +106,19 @@ def _select_rows(name: str, table: pa.Table, where: str) -> pa.Table:
 
 
 def _print_newest_rows(name: str, table: pa.Table, limit: int) -> None:
+    from tidegate.jobs.engine.arrow_tables import list_rows
     from tidegate.jobs.spec.pipeline import DEAD_LETTERS, LATE
 
     newest = table.slice(max(0, table.num_rows - limit))
     if name == DEAD_LETTERS:
-        for row in newest.to_pylist():
+        for row in list_rows(newest):
             place = f"{row['_source']}/{row['_partition']}/{row['_seq']} of {row['object']}"
             output.print_line(f"{row['reason']}  {place}\n  {row['detail']}\n  {row['row'] or ''}")
     else:
         if "window_start" in newest.column_names:
             order = ("window_start", "window_end", "revision")
             newest = newest.sort_by([(column, "ascending") for column in order])
-        rows = [list(map(_format_value, row.values())) for row in newest.to_pylist()]
+        rows = [list(map(_format_value, row.values())) for row in list_rows(newest)]
         output.print_rendered(output.format_table(newest.column_names, rows))
     # Otherwise it looks as if more rows were late than the status says.
     note = "; a late row is there once for each output that it missed" if name == LATE else ""

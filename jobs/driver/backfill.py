@@ -29,6 +29,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import exit_on_error
+from tidegate.jobs.engine.arrow_tables import list_rows
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.pipeline import BATCH_RUN_MARK, PipelineSpec, ReadLimits
@@ -111,7 +112,7 @@ def compare_windows(
 
     def read_range(side: PipelineSpec, name: str) -> _Rows:
         """Return the current results of one window that lie in the range."""
-        rows = read_table(side, store, name, current_only=True).to_pylist()
+        rows = list_rows(read_table(side, store, name, current_only=True))
         return [
             row
             for row in rows

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -90,6 +91,40 @@ def convert_to_ticks(times: Any) -> Any:
     Nulls stay null. Nanoseconds that are not whole ticks raise `pyarrow.ArrowInvalid`.
     """
     return times.cast(TIMESTAMP_UTC).cast(pa.int64())
+
+
+def list_rows(table: Any) -> list[Row]:
+    """Return the rows of a table as Python values; also those that Python's own types cannot hold.
+
+    A time or date outside the years 1 to 9999 is a text in ISO form with a sign, and a byte of a
+    text that is not UTF-8 is the replacement character.
+    """
+    try:
+        return list(table.to_pylist())
+    except (OverflowError, ValueError):
+        columns = [[_to_python(value) for value in column] for column in table.columns]
+        rows = zip(*columns, strict=True)
+        return [dict(zip(table.column_names, row, strict=True)) for row in rows]
+
+
+def _to_python(value: Any) -> Any:
+    """Return an Arrow scalar as a Python value, or as a text where Python has no such value."""
+    if value.is_valid and pa.types.is_list(value.type):
+        return [_to_python(one) for one in value.values]
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        return value.as_buffer().to_pybytes().decode("utf-8", "replace")
+    except (OverflowError, ValueError):
+        return _format_far_time(value)
+
+
+def _format_far_time(value: Any) -> str:
+    is_date = pa.types.is_date(value.type)
+    number = value.cast(pa.int32() if is_date else pa.int64()).as_py()
+    text = str(np.datetime64(number, "D" if is_date else value.type.unit))
+    sign = "" if text.startswith("-") else "+"
+    return f"{sign}{text}{'Z' if not is_date and value.type.tz else ''}"
 
 
 def read_parquet_object(store: Store, key: str, sha256: str = "") -> Any:

@@ -29,7 +29,7 @@ from tidegate.errors import TransientError, get_first_line
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
-from .arrow_tables import read_parquet_object
+from .arrow_tables import list_rows, read_parquet_object
 from .epoch_engine import EpochPorts
 from .errors import FileUnreadableError
 from .interfaces import MoveOrder, join_table_files
@@ -123,7 +123,7 @@ def _read_rows_as_text(store: Store, files: Any) -> Counter[str]:
     rows: Counter[str] = Counter()
     for file in files:
         table = read_parquet_object(store, file.key)
-        rows.update(repr(sorted(row.items())) for row in table.to_pylist())
+        rows.update(repr(sorted(row.items())) for row in list_rows(table))
     return rows
 
 

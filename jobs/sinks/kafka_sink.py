@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, get_first_line
+from tidegate.jobs.engine.arrow_tables import list_rows
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 from tidegate.json_types import JsonObject
@@ -147,7 +148,7 @@ def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMes
         about = {"tidegate-epoch": str(epoch.id), "tidegate-table": table}
         headers, topic = _build_headers(sink.uid, about), resolve_topic(sink.given, table)
         for rows in sink.read_epoch_rows(epoch, table):
-            for row in rows.to_pylist():
+            for row in list_rows(rows):
                 who = [row.get(name) for name in IDENTITY_COLUMNS]
                 key = None if who[-1] is None else "/".join(map(str, who))
                 yield KafkaMessage(topic, key, to_json_line(row), headers)

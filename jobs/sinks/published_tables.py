@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import get_first_line
+from tidegate.jobs.engine.arrow_tables import list_rows
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowSpec
@@ -237,7 +238,7 @@ def to_json_lines(table: Any) -> str:
 
     Times are in ISO form, bytes in hexadecimal; non-finite numbers are "NaN" or "Infinity".
     """
-    return "".join(to_json_line(row) + "\n" for row in table.to_pylist())
+    return "".join(to_json_line(row) + "\n" for row in list_rows(table))
 
 
 def to_json_line(row: dict[str, Any]) -> str:

@@ -32,14 +32,23 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.table import Transaction
+from pyiceberg.table import TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.sorting import SortDirection
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import parse_transform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BinaryType, DecimalType, IcebergType, LongType, StringType
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    IcebergType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
 from tidegate.jobs.engine.arrow_tables import encode_parquet, get_column_or_nulls
@@ -52,6 +61,7 @@ PartitionValues = tuple[Any, ...]
 PutFile = Callable[[str, bytes, int], str]
 """Stores a file of so many rows under a name, and returns its address."""
 
+_BOUNDS_OF_COLUMN = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
 _PARTITION, _SORT_ORDER = 3, 15  # positions of these fields in Iceberg's record of a data file
 _NUMPY_TIME_UNITS = {
     PartitionTransform.YEAR: "Y",
@@ -175,11 +185,26 @@ def describe_data_file(
     plain = metadata.model_copy(
         update={"partition_specs": [PartitionSpec(spec_id=0)], "default_spec_id": 0}
     )
-    found = parquet_file_to_data_file(files, plain, path)
+    try:
+        found = parquet_file_to_data_file(files, plain, path)
+    # pyiceberg makes Python values of the bounds: none is there beyond the year 9999, or for a text
+    # that is not UTF-8. A file without bounds is only read more often.
+    except (OverflowError, UnicodeDecodeError):
+        found = parquet_file_to_data_file(files, _keep_few_bounds(plain), path)
     found[_PARTITION] = Record(*values)
     found[_SORT_ORDER] = metadata.default_sort_order_id or None
     found.spec_id = metadata.default_spec_id
     return found
+
+
+def _keep_few_bounds(metadata: TableMetadata) -> TableMetadata:
+    """Return metadata that asks for no bounds of columns whose bounds may be no Python values."""
+    kinds = (DateType, TimestampType, TimestamptzType, StringType)
+    names = [
+        field.name for field in metadata.schema().fields if isinstance(field.field_type, kinds)
+    ]
+    counted = {f"{_BOUNDS_OF_COLUMN}.{name}": "counts" for name in names}
+    return metadata.model_copy(update={"properties": {**metadata.properties, **counted}})
 
 
 def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tuple[Any, list[Any]]:

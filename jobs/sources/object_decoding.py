@@ -8,6 +8,7 @@ See docs/decisions/0070-objects-of-other-formats-are-decoded-to-parquet.md.
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -215,7 +216,9 @@ def find_int96_columns(metadata: Any) -> set[str]:
 
 def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     """Read one JSON object per line; empty lines are not rows and do not count."""
-    texts = [line.decode("utf-8", "replace") for line in data.split(b"\n") if line.strip()]
+    # A byte order mark stands before the first line, or before others where files were joined.
+    lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
+    texts = [line.decode("utf-8", "replace") for line in lines if line.strip()]
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns
@@ -246,8 +249,9 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
     rows = rows.drop_columns(["_unknown"])
     # A column of nulls for each name that the schema lacks, so that its rows are counted.
-    for name in sorted(set(unknown) - set(rows.column_names))[:_MAX_MARKED_COLUMNS]:
-        rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
+    for name in sorted(set(unknown))[:_MAX_MARKED_COLUMNS]:
+        if name.lower() not in map(str.lower, rows.column_names):  # see `_leave_out_lookalikes`
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
     return _cast_texts(_restore_exact_numbers(rows, spec), spec)
 
 
@@ -328,7 +332,22 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
         [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
         names=[*names, BAD_REASON, BAD_TEXT],
     )
+    texts = _leave_out_lookalikes(texts, spec)
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
+
+
+def _leave_out_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
+    """Leave out undeclared columns whose name differs from another one in case only.
+
+    DuckDB does not tell them apart, and would take the value of the wrong one.
+    """
+    seen = {name.lower() for name in spec.columns}
+    kept = []
+    for name in texts.column_names:
+        if name in spec.columns or name.lower() not in seen:
+            kept.append(name)
+            seen.add(name.lower())
+    return texts.select(kept)
 
 
 def _parse_csv(data: bytes, names: list[str], spec: SourceSpec) -> tuple[pa.Table, dict[int, str]]:

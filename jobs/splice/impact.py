@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from tidegate.checkpoints.splice_requests import SpliceRequest
-from tidegate.jobs.engine.arrow_tables import convert_to_ticks
+from tidegate.jobs.engine.arrow_tables import convert_to_ticks, list_rows
 from tidegate.jobs.sinks.output_tables import ARRIVAL_SLOT_COLUMN, SPLICE_COLUMN
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS
@@ -139,7 +139,7 @@ def digest_tables(tables: Mapping[str, Any], upto: int | None = None) -> str:
         # Neither the order of columns nor of rows is part of an effect.
         columns = sorted(c for c in table.column_names if c not in _PROVENANCE_COLUMNS)
         lines = sorted(
-            json.dumps([row[c] for c in columns], default=str) for row in table.to_pylist()
+            json.dumps([row[c] for c in columns], default=str) for row in list_rows(table)
         )
         for line in (name, *columns, *lines):
             digest.update(line.encode())
@@ -152,7 +152,7 @@ def _summarize_events(spec: PipelineSpec, plan: MergePlan) -> TableImpact:
     ticks = convert_to_ticks(plan.events[time]).to_pylist()
     moved = newest.next_position - (plan.first_position or 0) if newest else 0
     columns = [c for c in plan.events.column_names if c not in ("_late", SPLICE_COLUMN)]
-    rows = plan.events.slice(0, _MAX_CHANGES).select(columns).to_pylist()
+    rows = list_rows(plan.events.slice(0, _MAX_CHANGES).select(columns))
     return TableImpact(
         table=EVENTS,
         added=plan.events.num_rows,
@@ -198,7 +198,7 @@ def _summarize_stream(name: str, change: StreamChange) -> TableImpact:
 def _index_by_id(rows: Any) -> dict[str, tuple[Any, ...]]:
     """Return `_id` -> position, stamp and values."""
     other = (*PROVENANCE_FIELDS, "position", "stream_time", ARRIVAL_SLOT)
-    values = rows.drop_columns([c for c in other if c in rows.column_names]).to_pylist()
+    values = list_rows(rows.drop_columns([c for c in other if c in rows.column_names]))
     positions, stamps = rows["position"].to_pylist(), rows["stream_time"].to_pylist()
     facts = zip(positions, stamps, values, strict=True)
     return dict(zip(rows["_id"].to_pylist(), facts, strict=True))

@@ -29,7 +29,7 @@ from tidegate.checkpoints.splice_requests import (
     reject_splice_request,
 )
 from tidegate.errors import ConfigurationError, get_first_line
-from tidegate.jobs.engine.arrow_tables import Row, RowView, replace_column
+from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows, replace_column
 from tidegate.jobs.rules.duck_frame import DuckFrame, query_rows, query_table
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
@@ -194,7 +194,7 @@ def create_from_dead_letters(
             "_section": section,
         }
         for row, who, section in zip(
-            dead.to_pylist(), iterate_identities(dead), sections, strict=True
+            list_rows(dead), iterate_identities(dead), sections, strict=True
         )
         if who not in taken and (not repair.rows or who in repair.rows)
     ]

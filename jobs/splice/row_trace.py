@@ -17,7 +17,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import list_splice_requests
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import Row, RowView, read_columns
+from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows, read_columns
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database, query_table
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
@@ -145,7 +145,7 @@ class _RowTracer:
         rows: dict[RowIdentity, tuple[JsonObject, int | None]] = {}
         requested = [self._select_matching(table) for _, table in self._requested]
         for table in (self._events, self._late, *requested, self._buffered):
-            for who, row in zip(iterate_identities(table), table.to_pylist(), strict=True):
+            for who, row in zip(iterate_identities(table), list_rows(table), strict=True):
                 values = {name: row[name] for name in self._spec.columns}
                 rows.setdefault(who, (values, row["_time"]))
         for who, row in self._dead.items():
@@ -186,7 +186,7 @@ class _RowTracer:
                 for name, value in self._fields.items()
             )
 
-        rows = zip(iterate_identities(table), table.to_pylist(), strict=True)
+        rows = zip(iterate_identities(table), list_rows(table), strict=True)
         return {who: row for who, row in rows if matches(row)}
 
     def _trace_row(self, who: RowIdentity, values: JsonObject, time: int | None) -> RowTrace:
@@ -387,7 +387,7 @@ class _RowTracer:
         elif spans:
             wanted["window_end"] = [(spans[0][0], spans[-1][1])]
         table = self._tables.read_rows(name, ranges=wanted)
-        results = zip(table.to_pylist(), iterate_window_bounds(table), strict=True)
+        results = zip(list_rows(table), iterate_window_bounds(table), strict=True)
         return [
             {
                 "window_start": format_instant(start),
@@ -419,4 +419,4 @@ def _find_rows(table: Any, who: RowIdentity) -> Iterator[Row]:
     """Yield the rows with this identity."""
     for number, other in enumerate(iterate_identities(table)):
         if other == who:
-            yield table.slice(number, 1).to_pylist()[0]
+            yield list_rows(table.slice(number, 1))[0]

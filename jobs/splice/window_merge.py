@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import Row, RowView
+from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows
 from tidegate.jobs.engine.replay import values_differ
 from tidegate.jobs.rules.aggregates import build_recompute_sql
 from tidegate.jobs.rules.duck_frame import open_database, query_rows, to_duckdb
@@ -202,7 +202,7 @@ class _WindowMerge:
         table = self._tables.read_rows(self.name, ranges=wanted)
         self._schema = table.schema
         table = select_current_revisions(table, self._window)
-        results = zip(table.to_pylist(), iterate_window_bounds(table), strict=True)
+        results = zip(list_rows(table), iterate_window_bounds(table), strict=True)
         return [{**row, "_ws": start, "_we": end} for row, (start, end) in results]
 
     # The rows behind the results

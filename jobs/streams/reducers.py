@@ -25,7 +25,7 @@ import duckdb
 import pyarrow as pa
 
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import Row, RowView, to_arrow_types
+from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows, to_arrow_types
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
@@ -364,7 +364,7 @@ def prepare_arguments(reducer: Reducer, rows: Any) -> Any:
 
 def describe_batch_failure(rows: Any, error: Exception) -> FoldFailure:
     """Return the failure of a batch over which SQL fails: it stops at its first row."""
-    first = rows.slice(0, 1).to_pylist()[0]
+    first = list_rows(rows.slice(0, 1))[0]
     cause = f"in the batch from here on: {get_first_line(error)}"
     return FoldFailure(first["position"], first["_id"], cause)
 
@@ -375,7 +375,7 @@ def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> Fo
     Both the driver and Spark tasks run this function. `states` are those before the first row, and
     are not changed. The result has the states of the keys in these rows only.
     """
-    function, listed = reducer.load_fold(), rows.to_pylist()
+    function, listed = reducer.load_fold(), list_rows(rows)
 
     def fold_before(failure: FoldFailure) -> FoldResult:
         """Return the result of the rows before the one that fails."""

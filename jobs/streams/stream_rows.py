@@ -25,6 +25,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import (
     conform_to_schema,
     convert_to_ticks,
+    list_rows,
     read_columns,
     read_parquet_object,
     replace_column,
@@ -477,7 +478,7 @@ def build_rejection_rows(spec: PipelineSpec, stream: str, refused: Any) -> Any:
             "reason": f"stamp is below the last of {stream}",
             "row": json.dumps({c: row[c] for c in columns}, default=str, sort_keys=True),
         }
-        for row in refused.to_pylist()
+        for row in list_rows(refused)
     ]
     provenance = ("_timeline", "_epoch")
     own = [f for f in build_table_schema(spec, REJECTIONS) if f.name not in provenance]

@@ -58,6 +58,14 @@ def test_json_lines(tmp_path: Path) -> None:
     assert part.parts[0]["key"] == "inbox/a/1.json"
 
 
+def test_json_lines_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """At the start of the object, and of a line where such files were joined."""
+    mark = b"\xef\xbb\xbf"
+    data = mark + lines(ROWS[0]) + mark + lines(*ROWS[1:])
+    rows, _ = read({"1.json": data}, tmp_path, format="json")
+    assert plain(rows) == GOOD
+
+
 def test_csv(tmp_path: Path) -> None:
     """Columns are found by the header, whatever their order.
 
@@ -74,6 +82,27 @@ def test_a_column_of_csv_may_have_any_name(tmp_path: Path) -> None:
     rows, _ = read({"1.csv": text}, tmp_path, format="csv", evolution={"added": "ignore"})
     found = [row.bad[0] if row.bad else row.values["item"] for row in rows]
     assert found == ["a", "bad_value", "b"]
+
+
+def test_a_name_that_differs_in_case_only_is_another_column(tmp_path: Path) -> None:
+    """An undeclared field `ITEM` neither stops the object nor gives `item` its value."""
+    row = {"at": "2026-03-01T00:00:00Z", "item": "a", "amount": 0}
+    objects = {"1.json": lines({**row, "ITEM": "x"}, {"ITEM": "x", "at": row["at"]})}
+    rows, part = read(objects, tmp_path / "json", format="json")
+    assert [(r.bad, r.values["item"]) for r in rows] == [(None, "a"), (None, None)]
+    assert list(part.parts[0]["columns"]).count("item") == 1
+    text = b"ITEM,at,item,amount\nx,2026-03-01T00:00:00Z,a,0\n"
+    rows, _ = read({"1.csv": text}, tmp_path / "csv", format="csv")
+    assert [(r.bad, r.values["item"]) for r in rows] == [(None, "a")]
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_declared_names_that_differ_in_case_only_are_refused(form: str) -> None:
+    """Both columns would get one value; Parquet tells them apart."""
+    schema = {"at": "timestamp", "ID": "long", "id": "long"}
+    with pytest.raises(ValueError, match="ID and id differ in upper and lower case only"):
+        spec(schema=schema, format=form)
+    assert list(spec(schema=schema).sources["a"].columns) == ["at", "ID", "id"]
 
 
 def test_csv_without_header(tmp_path: Path) -> None:
