@@ -38,6 +38,7 @@ def slice_of(store: LocalStore, member: Member, rows: list[dict[str, Any]]) -> S
         return Slice(member, 0, 0)
     key = f"inbox/{member.source}/{member.partition}.parquet"
     path = store.local_path(key)
+    assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table_of(rows), path)
     data = path.read_bytes()
