@@ -41,7 +41,7 @@ from .cut_survey import NATIVE_CELLS, MemberScans, refuse_bad_rows, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
-from .errors import NO_PYTHON_TASKS, SPARK_FAILED
+from .errors import SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .ordered_release import count_released_rows, release_rows
 from .python_tasks import start_workers
@@ -107,7 +107,7 @@ class SparkMover:
         if not self._native or self._in_tasks or self._list_spark_windows():
             _ = self._sessions.full
         if self._in_tasks and self._own:
-            self._start_workers()
+            self._in_tasks = self._has_python_workers()
         self._cut_folder: Path | None = None  # scratch files of the newest survey
         self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
@@ -168,12 +168,19 @@ class SparkMover:
         if self._own and self._sessions.is_started:
             self._sessions.full.stop()
 
-    def _start_workers(self) -> None:
+    def _has_python_workers(self) -> bool:
+        """Start the workers, and say whether they can run tidegate.
+
+        A cluster may have hosts without it, for example of Spark's own image.
+        """
         try:
             start_workers(self._sessions.full)
         except SPARK_ERRORS as error:
-            cause = extract_cause(error)
-            raise NO_PYTHON_TASKS(pipeline=self._spec.name, cause=cause) from error
+            _log.warning(
+                "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)
+            )
+            return False
+        return True
 
     def _discard_cut_folder(self) -> None:
         if self._cut_folder is not None:

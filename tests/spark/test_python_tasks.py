@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -334,3 +335,21 @@ def test_tasks_read_a_bucket_as_planned(
         put_object(store, "inbox/b/0.parquet", [1, 2])
         (changed,) = python_tasks.run_read_job(sessions, order, units)
         assert isinstance(changed.error, PreconditionFailedError)
+
+
+def test_a_cluster_without_tidegate_keeps_spark_sql(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hosts may have Spark's own image; the driver says so and goes on."""
+
+    def fail_to_import(_: SparkSession) -> None:
+        raise PySparkException("ModuleNotFoundError: No module named 'tidegate'")
+
+    monkeypatch.setattr(mover, "start_workers", fail_to_import)
+    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
+    assert pair.spark._in_tasks
+    monkeypatch.setattr(pair.spark, "_in_tasks", pair.spark._has_python_workers())
+    pair.put("a", [{"t": t * SECOND, "k": "x", "v": 0.5} for t in (1, 30)])
+    with monkeypatch.context() as patched:
+        patched.setattr(mover, "survey_in_tasks", None)
+        pair.run(0)
