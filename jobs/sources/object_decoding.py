@@ -250,7 +250,7 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     rows = rows.drop_columns(["_unknown"])
     # A column of nulls for each name that the schema lacks, so that its rows are counted.
     for name in sorted(set(unknown))[:_MAX_MARKED_COLUMNS]:
-        if name.lower() not in map(str.lower, rows.column_names):  # see `_leave_out_lookalikes`
+        if name.lower() not in map(str.lower, rows.column_names):  # see `_drop_lookalikes`
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
     return _cast_texts(_restore_exact_numbers(rows, spec), spec)
 
@@ -332,11 +332,11 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
         [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
         names=[*names, BAD_REASON, BAD_TEXT],
     )
-    texts = _leave_out_lookalikes(texts, spec)
+    texts = _drop_lookalikes(texts, spec)
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
 
 
-def _leave_out_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
+def _drop_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     """Leave out undeclared columns whose name differs from another one in case only.
 
     DuckDB does not tell them apart, and would take the value of the wrong one.

@@ -35,7 +35,8 @@ expect.set_options(timeout=PATIENCE)
 def may_skip(chromium: str | None) -> bool:
     """Whether a test may be skipped for want of a browser.
 
-    CI installs one. Where that failed the tests fail, or nobody would notice that none looks at the page.
+    CI installs one. Where that failed the tests fail: a skip would hide that no test looks at the
+    page.
     """
     return chromium is None and os.environ.get("CI") != "true"
 

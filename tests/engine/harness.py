@@ -16,8 +16,12 @@ from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.oracle.mover import OracleMover
 from tests.servers.memory_store import MemoryStore
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.host_clock import Clock
+from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
@@ -143,3 +147,12 @@ def row(second: float, value: int = 1) -> dict[str, Any]:
 def barrier(second: float, number: int) -> dict[str, Any]:
     """A barrier row."""
     return {"t": int(second * SECOND), "v": None, "kind": "cut", "n": number}
+
+
+def restore(bench: Bench, target: CheckpointId | None) -> None:
+    """What `tidegate checkpoints restore` does."""
+    lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
+    commit_restore(
+        bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why=""
+    )
+    lease.release()

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness import Bench, row, spec_of
+from tests.engine.harness import Bench, restore, row, spec_of
 from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
-from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_specs import (
     compare_spec_with_checkpoint,
     plan_against_log,
@@ -19,7 +18,6 @@ from tidegate.checkpoints.checkpoint_specs import (
 )
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.startup import select_start_checkpoint
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -72,15 +70,6 @@ def finish(bench: Bench) -> None:
         engine.run_epoch()
     assert all(epoch.counters.is_conserved() for epoch in bench.epochs())
     assert bench.epochs()[-1].counters.retained == 0
-
-
-def restore(bench: Bench, target: CheckpointId | None) -> None:
-    """What `tidegate checkpoints restore` does."""
-    lease = Lease.acquire(bench.store, "p", ProcessIdentity.this_process(), clock=bench.clock)
-    commit_restore(
-        bench.log, lease, plan_restore(bench.log, target), request_id="r", who="ann", why=""
-    )
-    lease.release()
 
 
 def sources(bench: Bench) -> dict[str, Any]:

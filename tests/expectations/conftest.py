@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,9 @@ from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.manifest import Counters, Manifest
 from tidegate.expectations.evidence import Evidence
 from tidegate.jobs.spec.pipeline import PipelineSpec
+
+if TYPE_CHECKING:
+    from tidegate.expectations.gx_runner import RunResult
 
 START = datetime(2013, 1, 9, tzinfo=UTC)
 NOW = 1_357_700_000_000_000
@@ -189,3 +192,17 @@ def healthy(spec: PipelineSpec) -> Evidence:
 def changed(evidence: Evidence, **fields: Any) -> Evidence:
     """The evidence with something else in it."""
     return replace(evidence, **fields)
+
+
+def record(run: RunResult, number: int = 0) -> dict[str, object]:
+    """A result as `quality` makes it."""
+    failed = [{"id": c.id, "suite": c.suite} for c in run.failed_checks]
+    checks = [
+        {"id": c.id, "suite": c.suite, "says": c.says, "observed": c.observed, "passed": c.passed, "severity": c.severity,
+         "sample": c.sample, "command": c.command,
+         "summary": c.summary, "page": c.page_name}
+        for c in run.checks
+    ]  # fmt: skip
+    at = f"2026-11-21T18:00:{number % 60:02d}Z"
+    return {"id": f"run{number:03d}", "pipeline": "flights", "at": at, "verdict": run.verdict, "checkpoint": "t0-000003-aaaaaa",
+            "failed": failed, "checks": checks}  # fmt: skip

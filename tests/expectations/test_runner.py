@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.expectations.conftest import BARRIERS, LATE, arrivals, changed, manifest, rows
+from tests.expectations.conftest import BARRIERS, LATE, arrivals, changed, manifest, record, rows
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.canonical_json import canonical_bytes
@@ -16,7 +16,6 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import ConfigurationError
 from tidegate.expectations import gx_runner, quality_run
 from tidegate.expectations.evidence import Evidence
-from tidegate.expectations.gx_runner import RunResult
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 pytestmark = [
@@ -25,20 +24,6 @@ pytestmark = [
         "ignore"
     ),  # GX warns about its own dependencies; what runs here is checked by the results
 ]
-
-
-def record(run: RunResult, number: int = 0) -> dict[str, object]:
-    """A result as `quality` makes it."""
-    failed = [{"id": c.id, "suite": c.suite} for c in run.failed_checks]
-    checks = [
-        {"id": c.id, "suite": c.suite, "says": c.says, "observed": c.observed, "passed": c.passed, "severity": c.severity,
-         "sample": c.sample, "command": c.command,
-         "summary": c.summary, "page": c.page_name}
-        for c in run.checks
-    ]  # fmt: skip
-    at = f"2026-11-21T18:00:{number % 60:02d}Z"
-    return {"id": f"run{number:03d}", "pipeline": "flights", "at": at, "verdict": run.verdict, "checkpoint": "t0-000003-aaaaaa",
-            "failed": failed, "checks": checks}  # fmt: skip
 
 
 def test_healthy_pipeline_passes_every_check(healthy: Evidence) -> None:

@@ -11,11 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.engine.harness import PlainSteps, row
-from tests.engine.test_spec_changes import restore
-from tests.expectations.conftest import BARRIERS, arrivals, changed, rows
+from tests.engine.harness import PlainSteps, restore, row
+from tests.expectations.conftest import BARRIERS, arrivals, changed, record, rows
 from tests.expectations.preset_pipelines import Pipeline
-from tests.expectations.test_runner import record
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
