@@ -106,7 +106,7 @@ class BatchSealer:
     _lease: Lease
     _author: JobAuthor
     _on_seal: Callable[[Manifest], None]
-    # One id per slot: files of an attempt that no slot names would be swept.
+    # One id per batch that is tried: files of an attempt that no slot names are swept.
     _attempt: str = field(default_factory=generate_attempt_id)
     _unanswered: tuple[Manifest, SealedQuery, int] | None = None
 
@@ -138,6 +138,9 @@ class BatchSealer:
         except FileNotFoundError as error:
             _log.warning("batch_not_sealed", query=query.name, batch=batch, missing=str(error))
             query.sealed = batch
+            # Its pack may be in the store. The pack of the next batch must not take its key, under
+            # which later slots name the files of this one.
+            self._attempt = generate_attempt_id()
             return False
         manifest = self._write_manifest(query, batch, report, segments, offsets)
         self._unanswered = manifest, query, batch

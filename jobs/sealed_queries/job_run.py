@@ -237,6 +237,7 @@ class JobSession(LeasedSession):
             raise self._loop.error
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
+        self._loop.require_ends()
         return RunOutcome("finished", "the script and its queries have ended")
 
     def _run_script(self) -> None:

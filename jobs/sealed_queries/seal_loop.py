@@ -307,6 +307,25 @@ class SealLoop:
                     )
                 )
 
+    def require_ends(self) -> None:
+        """Make sure that each query that was started has ended, and without an error.
+
+        Spark itself is asked. A script may pass over the error of a query, and a JVM that was
+        killed has no active query either.
+
+        Raises:
+            PoisonError: a query has failed, or as in `check_queries`.
+            Py4JError: the JVM does not answer.
+        """
+        for name, query in self.queries.items():
+            started = query.facts.query
+            error = None if started is None else started.exception()
+            if error is not None:
+                self._reports.failures.setdefault(name, str(error))
+        self.check_queries()
+        if self.error is not None:
+            raise self.error
+
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())
         head = self._sealer.head.checkpoint

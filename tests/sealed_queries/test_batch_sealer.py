@@ -241,6 +241,32 @@ def test_a_batch_whose_files_are_gone_is_not_sealed(bench: JobBench) -> None:
     assert bench.sealed[0].slot == 1
 
 
+def test_a_batch_given_up_while_its_pack_went_up_leaves_the_next_ones_whole(
+    bench: JobBench,
+) -> None:
+    """Spark deletes its plan meanwhile. No later pack takes the key that later slots name."""
+    query, made = bench.query("q", partitions=12)
+    for batch in range(4):
+        made.commit(batch)
+
+    def purge_plan(request: StoreRequest) -> Fault | None:
+        """Delete the plan of the batch as soon as its pack goes up."""
+        if request.key.endswith("pack.tar") and request.is_write:
+            (made.folder / "offsets/0").unlink(missing_ok=True)
+        return None
+
+    bench.store.hook = purge_plan
+    assert not bench.sealer.seal(query, 0, _REPORT)
+    bench.store.hook = None
+    for batch in (1, 2, 3):
+        assert bench.sealer.seal(query, batch, _REPORT)
+    for manifest, batch in zip(bench.sealed, (1, 2, 3), strict=True):
+        assert verify_checkpoint(bench.log, manifest.id).verdict is CheckpointVerdict.HEALTHY
+        wanted = {name: made.host.read(name) for name in select_restoring_files(made.host, batch)}
+        found = _restore(bench, manifest)
+        assert {name: found[name] for name in wanted} == wanted
+
+
 def test_a_lost_answer_seals_once(bench: JobBench) -> None:
     """The slot is asked, as for an epoch."""
     query, made = bench.query("q")

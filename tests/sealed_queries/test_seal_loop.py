@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from unittest.mock import MagicMock
 
 import pytest
@@ -11,7 +12,7 @@ from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_events import report_batch
 from tests.servers.memory_store import Fault
 from tidegate.checkpoints.batch_notes import BatchNotes
-from tidegate.errors import TransientError
+from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
 
@@ -30,6 +31,51 @@ def _list_sealed(bench: JobBench) -> list[tuple[str, int, int]]:
     notes = [BatchNotes.from_manifest(one) for one in bench.sealed]
     found = [(one.query, one.queries[one.query]) for one in notes if one is not None]
     return [(query, at.batch, at.rows) for query, at in found]
+
+
+@dataclass
+class EndedQuery:
+    """A query of PySpark that has ended: with this error, or its JVM gives this one."""
+
+    failure: Exception | None = None
+    lost: Exception | None = None
+
+    def exception(self) -> Exception | None:
+        """Tell how it ended."""
+        if self.lost is not None:
+            raise self.lost
+        return self.failure
+
+
+def test_a_job_whose_script_passes_over_a_failed_query_has_failed(bench: JobBench) -> None:
+    """Spark is asked, because its report may come later than the script's end."""
+    loop = _make_loop(bench, SparkReports())
+    for name, failure in (("good", None), ("bad", ValueError("12,50 is no number"))):
+        query, _ = bench.query(name)
+        query.facts.query = EndedQuery(failure)
+        loop.queries[name] = query
+    with pytest.raises(PoisonError, match=r"query bad.*12,50 is no number"):
+        loop.require_ends()
+
+
+def test_a_job_whose_jvm_is_gone_has_not_finished(bench: JobBench) -> None:
+    """No query is active then, and nothing says how they ended."""
+    loop = _make_loop(bench, SparkReports())
+    query, _ = bench.query("q")
+    query.facts.query = EndedQuery(lost=ConnectionRefusedError("111"))
+    loop.queries["q"] = query
+    with pytest.raises(ConnectionRefusedError):
+        loop.require_ends()
+
+
+def test_a_job_whose_queries_have_ended_without_an_error_has_finished(bench: JobBench) -> None:
+    """Also if the script has caught the error of a start."""
+    loop = _make_loop(bench, SparkReports())
+    for name, ended in (("good", EndedQuery()), ("never_started", None)):
+        query, _ = bench.query(name)
+        query.facts.query = ended
+        loop.queries[name] = query
+    loop.require_ends()
 
 
 @pytest.mark.parametrize("place", ["/slots/", "/state/"])
