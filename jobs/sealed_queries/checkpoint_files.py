@@ -35,10 +35,15 @@ def list_committed_batches(folder: CheckpointFolder) -> list[int]:
     return sorted(number for number, _, _ in _parse_log(folder.list_files("commits/")))
 
 
+def find_planned_batch(folder: CheckpointFolder) -> int | None:
+    """Return the newest batch that is planned, committed or not; None before the first."""
+    plans = _parse_log(folder.list_files("offsets/"))
+    return max((number for number, _, _ in plans), default=None)
+
+
 def find_running_batch(folder: CheckpointFolder) -> int | None:
     """Return the batch that is planned and not committed; None between two batches."""
-    plans = _parse_log(folder.list_files("offsets/"))
-    planned = max((number for number, _, _ in plans), default=None)
+    planned = find_planned_batch(folder)
     done = planned is None or planned in list_committed_batches(folder)
     return None if done else planned
 

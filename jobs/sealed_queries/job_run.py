@@ -52,7 +52,7 @@ from tidegate.jobs.spec.operations import add_bucket_jars
 from tidegate.json_types import JsonObject
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
-from .checkpoint_files import find_running_batch, read_query_id
+from .checkpoint_files import find_planned_batch, find_running_batch, read_query_id
 from .checkpoint_folder import BucketFolder, HostFolder
 from .errors import (
     BAD_QUERY_NAME,
@@ -80,6 +80,8 @@ from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
     choose_rewind,
+    list_query_ids,
+    refuse_sink_ahead,
     restore_sink,
 )
 from .writer_hooks import (
@@ -383,7 +385,7 @@ class JobSession(LeasedSession):
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
-        before = self._list_query_ids(name) if is_new else frozenset()
+        before = list_query_ids(self._slot_log, location.manifest, name) if is_new else frozenset()
         if is_new and (batch is not None or before):
             sealed = restored or location.folder / name
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
@@ -401,6 +403,7 @@ class JobSession(LeasedSession):
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
+        refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
@@ -420,21 +423,6 @@ class JobSession(LeasedSession):
             raise QUERY_STARTED_TWICE(pipeline=spec.name, query=name)
         if facts.trigger == "continuous":
             raise CONTINUOUS_QUERY(pipeline=spec.name, query=name, trigger=facts.trigger)
-
-    def _list_query_ids(self, query: str) -> frozenset[str]:
-        """Return the ids that a query has had in this timeline and in those that were left.
-
-        Empty if it was never sealed; a slot of an older version gives an empty id.
-        """
-        ends = [self._location.manifest]
-        for fork in self._slot_log.list_forks():
-            filled = self._slot_log.read_slot(fork.timeline, fork.slot - 1)
-            if filled is not None and isinstance(filled.record, Manifest):
-                ends.append(filled.record)
-        found = (BatchNotes.from_manifest(end) for end in ends)
-        return frozenset(
-            notes.queries[query].id or "" for notes in found if notes and query in notes.queries
-        )
 
     def _report_seal(self, manifest: Manifest) -> None:
         seconds = manifest.timings.get("triggerExecution", 0.0)

@@ -20,7 +20,9 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from tidegate.checkpoints.batch_notes import SinkRewind
+from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
+from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.job import find_restore_callback
 from tidegate.jobs.sinks.kafka_sink import (
@@ -32,7 +34,7 @@ from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
 from tidegate.json_types import JsonObject
 
 from .checkpoint_files import SINK_LOG
-from .errors import COMMIT_GONE, ROLLBACK_FAILED, TABLE_SHARED, TOPIC_NOT_INFORMED
+from .errors import COMMIT_GONE, ROLLBACK_FAILED, SINK_AHEAD, TABLE_SHARED, TOPIC_NOT_INFORMED
 from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
@@ -132,6 +134,61 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
             after_batch=batch,
             advice="tidegate.job.on_restore can take back what a lost driver has written",
         )
+
+
+def find_newest_written(facts: WriterFacts) -> int | None:
+    """Return the newest batch in the log of a local file sink; None for another sink, or none."""
+    sink_log = find_sink_log(facts)
+    if sink_log is None or not sink_log.is_dir():
+        return None
+    names = (path.name.removesuffix(".compact") for path in sink_log.iterdir())
+    return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def refuse_sink_ahead(pipeline: str, facts: WriterFacts, planned: int | None) -> None:
+    """Refuse a query whose file sink has batches that its checkpoint does not know.
+
+    Spark would skip its batches of those numbers, with rows that no file has.
+
+    Args:
+        pipeline: name of the job.
+        facts: of the query.
+        planned: the newest batch of its checkpoint; None before the first.
+
+    Raises:
+        ConfigurationError: the sink has a newer one.
+    """
+    written = find_newest_written(facts)
+    if written is not None and written > (-1 if planned is None else planned):
+        raise SINK_AHEAD(
+            pipeline=pipeline,
+            query=facts.name,
+            folder=facts.path,
+            sink=written,
+            planned="none" if planned is None else planned,
+        )
+
+
+def list_query_ids(log: SlotLog, sealed: Manifest | None, query: str) -> frozenset[str]:
+    """Return the ids that a query has had in this timeline and in those that were left.
+
+    Empty if it was never sealed; a slot of an older version gives an empty id.
+
+    Args:
+        log: of the job.
+        sealed: the batch from which the job goes on; None before the first.
+        query: its name.
+    """
+    ends = [sealed]
+    # A fork in the first slot leaves a timeline without a batch.
+    for fork in (fork for fork in log.list_forks() if fork.slot > 1):
+        filled = log.read_slot(fork.timeline, fork.slot - 1)
+        if filled is not None and isinstance(filled.record, Manifest):
+            ends.append(filled.record)
+    found = (BatchNotes.from_manifest(end) for end in ends)
+    return frozenset(
+        notes.queries[query].id or "" for notes in found if notes and query in notes.queries
+    )
 
 
 def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:

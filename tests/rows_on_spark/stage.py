@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ def open_stage(folder: Path, minio: RealMinio, master: str) -> Iterator[Stage]:
             **minio.environment(),
             "TIDEGATE_S3_ENDPOINT": proxy.endpoint,
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
             RUN_MARK: mark,
         }
         stage = Stage(folder, minio, proxy, family, master, own)

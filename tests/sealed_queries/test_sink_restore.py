@@ -1,0 +1,63 @@
+"""What is known of a sink before its query starts from another checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sealed_queries.conftest import JobBench
+from tidegate.checkpoints.batch_notes import BatchReport
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sealed_queries.sink_restore import (
+    find_newest_written,
+    list_query_ids,
+    refuse_sink_ahead,
+)
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+
+
+def write_log(folder: Path, *names: str) -> WriterFacts:
+    """The log of a file sink, and the facts of its query."""
+    log = folder / "_spark_metadata"
+    log.mkdir()
+    for name in names:
+        (log / name).touch()
+    return WriterFacts(name="q", path=str(folder), format="parquet")
+
+
+def test_the_newest_batch_of_a_file_sink_is_read_from_its_log(tmp_path: Path) -> None:
+    """Also from a compacted one; other sinks, and a folder without a log, have none."""
+    assert find_newest_written(WriterFacts(name="q", path=str(tmp_path))) is None
+    assert find_newest_written(write_log(tmp_path, "7", "9.compact", "10", ".10.crc")) == 10
+    assert find_newest_written(WriterFacts(name="q", format="kafka")) is None
+
+
+@pytest.mark.parametrize("planned", [None, 0, 7])
+def test_a_query_does_not_start_over_a_file_sink_that_is_ahead(
+    tmp_path: Path, planned: int | None
+) -> None:
+    """Renamed, or begun anew: Spark would leave out the rows of its next batches."""
+    facts = write_log(tmp_path, "0", "8")
+    with pytest.raises(ConfigurationError, match=r"query q has batch 8 already") as refused:
+        refuse_sink_ahead("j", facts, planned)
+    assert refused.value.code == "job.sink_ahead"
+    refuse_sink_ahead("j", facts, 8)
+
+
+def test_a_second_restore_right_after_one_to_the_beginning_leaves_no_slot_zero(
+    bench: JobBench,
+) -> None:
+    """The ids of the query are found all the same."""
+    query, made = bench.query("q")
+    for batch in range(3):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    newest = bench.sealed[-1].id
+    for number, target in enumerate((None, newest)):
+        plan = plan_restore(bench.log, target)
+        commit_restore(
+            bench.log, bench.lease, plan, request_id=f"r{number}", who="ann", why="a mistake"
+        )
+    assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
