@@ -49,6 +49,7 @@ from tidegate.jobs.spark.spark_session import (
 )
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 from tidegate.jobs.spec.operations import add_bucket_jars
+from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
@@ -217,7 +218,7 @@ class JobSession(LeasedSession):
     def _run(self) -> RunOutcome:
         spec = self._spec
         key = BucketLayout(spec.name).spec_key(self._digest)
-        self._store.put(key, spec.model_dump_json(by_alias=True).encode())
+        self._store.put(key, mask_secrets(spec).model_dump_json(by_alias=True).encode())
         select_head(
             spec, self._slot_log, self._steps.lease, self._options.recover_to, self._require_job
         )
