@@ -8,8 +8,8 @@ and turns its exit code into an error of the one taxonomy.
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperatorLink
@@ -99,13 +99,18 @@ class QualityOperator(PipelineOperator):
         access = self.resolve_access()
         # The result says how often the checks run, so that readers know when it is stale.
         interval = {} if self.every is None else {INTERVAL_VARIABLE: str(self.every)}
-        access = replace(access, environment={**access.environment, **interval})
         command = shlex.split(os.environ.get("TIDEGATE_CHECKS", ""))
         command = command or [sys.executable, "-P", "-m", "tidegate.jobs.cli", "quality"]
         command += [self.spec, "--store", access.url]
         # Without a result, 1 is the exit code of Python itself after an exception.
         code, result = _run_for_document(
-            self, access, command, QUALITY_CRASHED, bad_news=1, timeout=_CHECKS_TIMEOUT
+            self,
+            access,
+            command,
+            QUALITY_CRASHED,
+            bad_news=1,
+            timeout=_CHECKS_TIMEOUT,
+            settings=interval,
         )
         self.docs_key = str(result["docs"])
         url = build_docs_url(self.pipeline, self.docs_key)
@@ -132,6 +137,7 @@ def _run_for_document(
     *,
     bad_news: int = 0,
     timeout: float | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[int, JsonObject]:
     """Run a command whose last line is the key of the document that it has written.
 
@@ -142,6 +148,7 @@ def _run_for_document(
         crashed: the error of a command without a document.
         bad_news: another exit code than 0 of a command that has written one.
         timeout: seconds; None: Airflow's `execution_timeout` still applies.
+        settings: variables of the command's environment.
 
     Returns:
         The exit code, and the document with its `key`.
@@ -150,7 +157,7 @@ def _run_for_document(
         TidegateError: as `build_child_error`.
         subprocess.TimeoutExpired: it still ran after `timeout` seconds.
     """
-    child = run_child(access, command, timeout=timeout)
+    child = run_child(access, command, timeout=timeout, settings=settings)
     printed = child.stdout.splitlines()
     operator.log.info("%s", "\n".join([*child.stderr.splitlines()[-40:], *printed]))
     key = (printed or [""])[-1].strip()

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from types import MappingProxyType
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
@@ -100,9 +101,12 @@ def build_retry_policy(delay: timedelta) -> ExceptionRetryPolicy:
 
 
 def run_child(
-    access: StoreAccess, command: Sequence[str], timeout: float | None = _COMMAND_TIMEOUT
+    access: StoreAccess,
+    command: Sequence[str],
+    timeout: float | None = _COMMAND_TIMEOUT,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> CompletedChild:
-    """Run a command with the store's keys in its environment, and capture its output.
+    """Run a command with the store's keys and `settings` in its environment; capture its output.
 
     It leads a process group of its own, which is killed if the time runs out or the task ends: a
     batch run starts a JVM. A command that fails is returned like any other.
@@ -112,7 +116,7 @@ def run_child(
     """
     with subprocess.Popen(
         command,
-        env=build_child_environment(access),
+        env={**build_child_environment(access), **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 from tests.simulation.planting import SEAL, Mutant, replace_seal, reword
 
-from tidegate.checkpoints import errors
-from tidegate.checkpoints import store as store_module
+from tidegate.checkpoints import errors, store_probe
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.errors import RECORD_MALFORMED
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
@@ -100,7 +99,7 @@ LOG_MUTANTS = (
     ),
     Mutant(
         "one probe decides about a store",
-        lambda: [patch.object(store_module, "_PROBES", 1)],
+        lambda: [patch.object(store_probe, "_PROBES", 1)],
         focus=("retried", "probe"),
         fault="F7",
     ),
