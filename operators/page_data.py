@@ -127,7 +127,8 @@ def _find_replacement(row: JsonView, now: int) -> dict[str, str]:
     if not wanted or row.get("unread") or row["state"] not in ("down", "failed"):
         return {}
     error = row.get("error") or {}
-    if row["state"] == "failed" and (not error or needs_person(error)):
+    # Airflow tries again only what is known to pass.
+    if row["state"] == "failed" and (not error.get("class") or needs_person(error)):
         return {}
     if now - (row.get("reported_at") or 0) >= _START_PATIENCE:
         return {}

@@ -74,6 +74,8 @@ def test_the_banner_of_a_failed_stream_finds_a_line_by_its_name(
     error = {"message": "row 3 of a.parquet breaks rule no of source north"}
     History(site.store, "meters", ("north", "south")).says("failed", error=error)
     page = show("#/meters")
+    # The server may answer the first look from its cache.
+    expect(page.get_by_text(error["message"]).first).to_be_visible()
     page.get_by_role("button", name="Line of the spec").click()
     expect(page.get_by_role("dialog", name="Spec of meters")).to_contain_text("water.yaml, line 4")
 
