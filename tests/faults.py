@@ -26,7 +26,9 @@ from xml.etree import ElementTree
 
 from tests.named_tests import ROOT
 
-_ROW = re.compile(r"^\| ([a-z]+-[A-Z]*\d+[a-z]?) \| (S\d) \| (.*?) \| (\w+) \| `?(.*?)`? ?\|$", re.M)
+_ROW = re.compile(
+    r"^\| ([a-z]+-[A-Z]*\d+[a-z]?) \| (S\d) \| (.*?) \| (\w+) \| `?(.*?)`? ?\|$", re.M
+)
 
 
 @dataclass(frozen=True)
