@@ -85,6 +85,7 @@ from .sink_restore import (
     refuse_sink_ahead,
     restore_sink,
 )
+from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
@@ -96,7 +97,6 @@ _log = structlog.get_logger("tidegate.job")
 _POLL_INTERVAL = 0.2  # seconds
 _BATCH_ENDS_WITHIN = 30.0  # seconds; then a query is stopped inside its batch
 _QUERIES_END_WITHIN = 90.0  # seconds
-_FAILURE_REPORTED_WITHIN = 3.0  # seconds after the script has seen that a query failed
 _SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends without it
 # Prepended to `extraJavaOptions`, which the script or the site's spark-defaults.conf may set.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
@@ -133,8 +133,8 @@ def find_script(spec: JobSpec, spec_path: Path) -> Path:
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
 
-    SIGTERM and SIGINT stop it: each query between two batches, or after 30 s inside one. If the
-    script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
+    SIGTERM and SIGINT stop it, whatever handlers the script has: each query between two batches, or
+    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
     (`os._exit`).
 
     Raises:
@@ -203,7 +203,7 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        return SealLoop(sealer, self._reports, *own)
+        return SealLoop(sealer, self._reports, *own, may_end=self._spec.may_end)
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -223,23 +223,44 @@ class JobSession(LeasedSession):
             spec, self._slot_log, self._steps.lease, self._options.recover_to, self._require_job
         )
         self._steps.enter("wait")
+        return self._run_until_ended()
+
+    def _run_until_ended(self) -> RunOutcome:
         self._loop.start()
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
+        failure: Exception | None = None
+        hooks = install_hooks(self._prepare_builder, self._adopt_session, self._start_query)
         try:
-            with install_hooks(self._prepare_builder, self._adopt_session, self._start_query):
+            with keep_stop_handlers(), hooks:
                 self._run_script()
                 self._wait_for_queries()
-        except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
+        except KeyboardInterrupt:
             self._stop.set()
+        except Exception as error:
+            failure = error
         finally:
             self._script_ended.set()
             self._stop_queries()
             self._loop.close()
+        return self._judge_end(failure)
+
+    def _judge_end(self, failure: Exception | None) -> RunOutcome:
+        """Return how the job ended, or raise what ended it; the first reason that holds counts.
+
+        What ends the queries often ends the script as well, with an error or an exit code of its
+        own. So what this process and Spark know comes first.
+
+        Args:
+            failure: how the script ended; None if it returned, or ended with 0.
+        """
         if self._loop.error is not None:
             raise self._loop.error
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
+        self._loop.require_no_failure()
+        if failure is not None:
+            raise failure
         self._loop.require_ends()
         return RunOutcome("finished", "the script and its queries have ended")
 
@@ -251,17 +272,6 @@ class JobSession(LeasedSession):
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise self._fail(f"the script ended with {end.code!r}") from end
-            except Exception as error:
-                # What ended the queries also ends the script: their error says more.
-                if not self._is_ending(error):
-                    raise
-
-    def _is_ending(self, error: Exception) -> bool:
-        """Whether the job ends for another reason; Spark reports a failed query a moment later."""
-        from pyspark.errors import StreamingQueryException
-
-        wait = _FAILURE_REPORTED_WITHIN if isinstance(error, StreamingQueryException) else 0.0
-        return self._stop.wait(wait)
 
     def _wait_for_queries(self) -> None:
         """Wait for the queries that the script has left running.
@@ -280,6 +290,8 @@ class JobSession(LeasedSession):
     def _watch(self) -> None:
         """In a thread: end the script when the job should end."""
         while not self._stop.wait(_POLL_INTERVAL):
+            if self._script_ended.is_set():
+                return  # how it ended is judged in the main thread
             self._loop.check_queries()
             self._refuse_unseen_queries()
         self._status.set_state("draining", error=self._loop.error)

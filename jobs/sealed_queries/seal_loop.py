@@ -27,7 +27,14 @@ from .checkpoint_files import (
     find_running_batch,
     list_committed_batches,
 )
-from .errors import BATCH_STALLED, BUCKET_AWAY, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
+from .errors import (
+    BATCH_STALLED,
+    BUCKET_AWAY,
+    QUERY_ENDED,
+    SCRIPT_FAILED,
+    SINK_RACED,
+    SLOT_TAKEN,
+)
 
 _LOOK_EVERY = 0.2  # seconds
 _REQUESTS_EVERY = 1.0  # seconds; each look costs a LIST
@@ -43,6 +50,7 @@ _BUCKET_AWAY = re.compile(
     r"|fs\.s3a\.HttpChannelEOFException"
     r"|awssdk\.\S+: Unable to execute HTTP request"
 )
+_TRIGGERS_THAT_END = ("availableNow", "once")
 _RETRY_AFTER = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
@@ -61,6 +69,7 @@ class SparkReports:
     Attributes:
         latest: query -> its newest report, as JSON.
         failures: query -> the error that ended it.
+        ends: the queries that have ended without an error.
         ended: number of batches that have ended, of all queries.
         arrived: set by each report about a batch or the end of a query.
     """
@@ -70,6 +79,7 @@ class SparkReports:
         self._batches: dict[tuple[str, int], dict[str, Any]] = {}
         self.latest: dict[str, dict[str, Any]] = {}
         self.failures: dict[str, str] = {}
+        self.ends: set[str] = set()
         self.ended = 0
         self.arrived = threading.Event()
 
@@ -113,8 +123,11 @@ class SparkReports:
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Note the end, with or without an error."""
         run, error = event.runId().toString(), event.exception()
+        name = self._names.get(run, run)
         if error.isDefined():
-            self.failures[self._names.get(run, run)] = error.get()
+            self.failures[name] = error.get()
+        else:
+            self.ends.add(name)
         self.arrived.set()
 
     class Java:
@@ -136,6 +149,7 @@ class SealLoop:
         status: says when the store is away.
         stop: set when the job should end; also set here on a request or an error.
         on_idle: called while no batch runs.
+        may_end: a query without an end of its own may end before the job.
 
     Attributes:
         error: what ended the job; None while nothing has.
@@ -148,6 +162,7 @@ class SealLoop:
     _status: StatusReporter
     _stop: threading.Event
     _on_idle: Callable[[], None] = lambda: None
+    may_end: bool = False
 
     def __post_init__(self) -> None:
         self._slot_log = self._sealer.log
@@ -293,38 +308,65 @@ class SealLoop:
         self._stop.set()
 
     def check_queries(self) -> None:
-        """End the job if a sealed query has failed, also if the script does not look."""
-        for name, text in list(self._reports.failures.items()):
-            entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
-            if name in self.queries:
-                entry = SINK_RACED if _LOST_RACE in text else entry
-                self.fail(
-                    entry(
-                        pipeline=self._slot_log.pipeline,
-                        query=name,
-                        what=f"query {name}",
-                        text=extract_cause(RuntimeError(text)),
-                    )
-                )
+        """End the job if a sealed query has ended that should not, also if no script looks.
 
-    def require_ends(self) -> None:
-        """Make sure that each query that was started has ended, and without an error.
+        Either it has failed, or it has no end of its own and nobody has asked the job to stop.
+        """
+        for name in self._reports.failures.keys() & self.queries.keys():
+            self.fail(self._explain_failure(name, self._reports.failures[name]))
+        for name in self._reports.ends & self.queries.keys():
+            # A stop is noted before it reaches a query.
+            if not self._stop.is_set() and self._has_no_end(self.queries[name]):
+                self.fail(QUERY_ENDED(pipeline=self._slot_log.pipeline, query=name))
 
-        Spark itself is asked. A script may pass over the error of a query, and a JVM that was
-        killed has no active query either.
+    def _explain_failure(self, name: str, text: str) -> TidegateError:
+        entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
+        entry = SINK_RACED if _LOST_RACE in text else entry
+        cause = extract_cause(RuntimeError(text))
+        error: TidegateError = entry(
+            pipeline=self._slot_log.pipeline, query=name, what=f"query {name}", text=cause
+        )
+        return error
+
+    def _has_no_end(self, query: SealedQuery) -> bool:
+        return not self.may_end and query.facts.trigger not in _TRIGGERS_THAT_END
+
+    def require_no_failure(self) -> None:
+        """Make sure that no query that was started has failed.
+
+        Spark itself is asked. A script may pass over the error of a query, and Spark's report of it
+        comes a little later.
 
         Raises:
             PoisonError: a query has failed, or as in `check_queries`.
             Py4JError: the JVM does not answer.
         """
-        for name, query in self.queries.items():
-            started = query.facts.query
-            error = None if started is None else started.exception()
+        for name, started in self._list_started():
+            error = started.exception()
             if error is not None:
                 self._reports.failures.setdefault(name, str(error))
         self.check_queries()
         if self.error is not None:
             raise self.error
+
+    def require_ends(self) -> None:
+        """Make sure that each query that was started has come to an end of its own.
+
+        A JVM that was killed has no active query either, so Spark itself is asked.
+
+        Raises:
+            PoisonError, Py4JError: as in `require_no_failure`; or a query has ended early.
+        """
+        self.require_no_failure()
+        self._reports.ends |= {name for name, _ in self._list_started()}
+        self.check_queries()
+        if self.error is not None:
+            raise self.error
+
+    def _list_started(self) -> list[tuple[str, Any]]:
+        """List the queries that have started; the script may have caught the error of a start."""
+        known = ((name, one.facts.query) for name, one in self.queries.items())
+        return [(name, started) for name, started in known if started is not None]
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())

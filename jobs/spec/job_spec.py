@@ -65,6 +65,11 @@ class JobSpec(SpecModel):
 
     A restore leaves their sinks as they are.
     """
+    may_end: bool = False
+    """Whether the script may end a query that has no end of its own, or Spark, and the job is then
+    finished. Otherwise such an end is a failure. Queries by ``availableNow`` and ``once`` may always
+    end.
+    """
     conf: dict[str, str] = {}
     """Spark settings that replace those of the script."""
     checkpoint: JobCheckpointSpec = JobCheckpointSpec()

@@ -28,6 +28,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import CopyingStore
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
 from tidegate.jobs.cli.main import app
+from tidegate.jobs.driver.pipeline_run import stop_on_signals
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
@@ -379,20 +380,56 @@ def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, 
     assert "1.delta" in session._loop.error.message
 
 
-def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
-    """Spark's report comes after the script's exception, and tells a lost race from a bad script."""
-    session._start_query(WriterFacts(name="q"))
-    start_query(session._reports, "run", "q")
-    end_query(session._reports, "run", "x: Race while writing batch 2")
-    session._options.script.write_text(
-        "from pyspark.errors import StreamingQueryException as E; raise E('STREAM_FAILED')"
-    )
-    report = threading.Timer(0.1, session._loop.check_queries)
-    report.start()
-    session._run_script()
-    report.join()
-    assert session._loop.error is not None
-    assert session._loop.error.code == "job.sink_raced"
+class Ended:
+    """A query of PySpark that has ended: with this error, or its JVM gives this one."""
+
+    def __init__(self, failure: Exception | None = None, lost: Exception | None = None) -> None:
+        self._failure, self._lost = failure, lost
+
+    def exception(self) -> Exception | None:
+        """Tell how it ended."""
+        if self._lost is not None:
+            raise self._lost
+        return self._failure
+
+
+_LOST_RACE = RuntimeError("x: Race while writing batch 2")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (Ended(_LOST_RACE), 3),
+        (Ended(RuntimeError("12,50 is no number")), 1),
+        (Ended(lost=ConnectionRefusedError("111")), 3),
+    ],
+)
+@pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
+def test_what_spark_reports_decides_how_a_job_ends(
+    session: JobSession, text: str, ended: Ended, code: int
+) -> None:
+    """Whatever the script makes of the end of its query."""
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = ended
+    session._options.script.write_text(text)
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - classified below
+        session._run_until_ended()
+    assert session._classify(failed.value).failure_class.exit_code == code
+
+
+@pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
+def test_a_stop_has_the_same_end_whatever_the_script_makes_of_it(
+    session: JobSession, text: str
+) -> None:
+    """Exit code 0, and stopped."""
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended()
+    install = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
+    session._options.script.write_text(f"{install}; signal.raise_signal(signal.SIGTERM); {text}")
+    with stop_on_signals(session._stop):
+        assert session._run_until_ended().state == "stopped"
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from unittest.mock import MagicMock
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tests.sealed_queries.fake_events import report_batch
+from tests.sealed_queries.fake_events import end_query, report_batch, start_query
 from tests.servers.memory_store import Fault
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
 
-def _make_loop(bench: JobBench, reports: SparkReports) -> SealLoop:
+def _make_loop(bench: JobBench, reports: SparkReports, *, may_end: bool = False) -> SealLoop:
     own = (MagicMock(), MagicMock(), threading.Event())
-    return SealLoop(bench.sealer, reports, *own)
+    return SealLoop(bench.sealer, reports, *own, may_end=may_end)
 
 
 def _report(reports: SparkReports, query: str, batch: int) -> None:
@@ -73,9 +73,53 @@ def test_a_job_whose_queries_have_ended_without_an_error_has_finished(bench: Job
     loop = _make_loop(bench, SparkReports())
     for name, ended in (("good", EndedQuery()), ("never_started", None)):
         query, _ = bench.query(name)
-        query.facts.query = ended
+        query.facts.query, query.facts.trigger = ended, "availableNow"
         loop.queries[name] = query
     loop.require_ends()
+
+
+def test_a_job_whose_script_stops_spark_has_not_finished(bench: JobBench) -> None:
+    """Nothing ends such a query but a stop of the job, unless the spec says that the script may."""
+    for may_end in (False, True):
+        loop = _make_loop(bench, SparkReports(), may_end=may_end)
+        query, _ = bench.query("q")
+        query.facts.query = EndedQuery()
+        loop.queries["q"] = query
+        if may_end:
+            loop.require_ends()
+        else:
+            with pytest.raises(PoisonError, match="query q has ended"):
+                loop.require_ends()
+
+
+def test_a_job_fails_when_one_of_its_queries_is_gone(bench: JobBench) -> None:
+    """The script goes on with the others, and never looks."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    for name, trigger in (("whole", "availableNow"), ("gone", None)):
+        query, _ = bench.query(name)
+        query.facts.trigger = trigger
+        loop.queries[name] = query
+        start_query(reports, name, name)
+    end_query(reports, "whole", None)
+    loop.check_queries()
+    assert loop.error is None
+    end_query(reports, "gone", None)
+    loop.check_queries()
+    assert loop.error is not None
+    assert (loop.error.code, loop.error.failure_class.exit_code) == ("job.query_ended", 1)
+
+
+def test_a_query_that_ends_by_a_stop_of_the_job_is_not_gone(bench: JobBench) -> None:
+    """The stop is noted before it reaches the query."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    loop.queries["q"], _ = bench.query("q")
+    start_query(reports, "q", "q")
+    loop._stop.set()
+    end_query(reports, "q", None)
+    loop.check_queries()
+    assert loop.error is None
 
 
 @pytest.mark.parametrize("place", ["/slots/", "/state/"])
