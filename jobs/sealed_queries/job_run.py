@@ -26,12 +26,13 @@ from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import CopyingStore, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.driver.epoch_listeners import LaunchListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
-from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
+from tidegate.jobs.driver.errors import JVM_LOST, OTHER_KIND, UNEXPECTED
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import (
     ALIVE_FILE,
@@ -65,6 +66,7 @@ from .errors import (
     NOT_LOCAL,
     QUERY_STARTED_TWICE,
     SCRIPT_FAILED,
+    START_STALLED,
     UNNAMED_QUERY,
     UNSEEN_QUERY,
 )
@@ -179,6 +181,8 @@ class JobSession(LeasedSession):
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
+        self._began = time.monotonic()
+        self._jvm: ProcessIdentity | None = None
 
     @cached_property
     def _location(self) -> JobLocation:
@@ -203,7 +207,8 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        return SealLoop(sealer, self._reports, *own, may_end=self._spec.may_end)
+        rules = {"may_end": self._spec.may_end, "batch_within": self._spec.batch_within / 1e6}
+        return SealLoop(sealer, self._reports, *own, **rules)
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -281,11 +286,9 @@ class JobSession(LeasedSession):
         """
         while not self._stop.is_set() and self._list_active():
             time.sleep(_POLL_INTERVAL)
-        started = self._loop.queries
-        missing = sorted(set(self._spec.queries) - set(started))
-        if not self._stop.is_set() and (missing or not started):
-            names = ", ".join(missing) or "with a name"
-            raise NO_QUERY(pipeline=self._spec.name, app=self._spec.app, queries=names)
+        missing = self._list_missing_queries()
+        if missing and not self._stop.is_set():
+            raise NO_QUERY(pipeline=self._spec.name, app=self._spec.app, queries=missing)
 
     def _watch(self) -> None:
         """In a thread: end the script when the job should end."""
@@ -294,6 +297,8 @@ class JobSession(LeasedSession):
                 return  # how it ended is judged in the main thread
             self._loop.check_queries()
             self._refuse_unseen_queries()
+            self._refuse_stalled_start()
+            self._refuse_lost_jvm()
         self._status.set_state("draining", error=self._loop.error)
         # In a thread: Spark waits without an end for a batch that does not react.
         stopping = threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True)
@@ -307,6 +312,25 @@ class JobSession(LeasedSession):
         for name in self._reports.list_started():
             if self._spec.seals(name) and name not in self._loop.queries:
                 self._loop.fail(UNSEEN_QUERY(pipeline=self._spec.name, query=name))
+
+    def _refuse_stalled_start(self) -> None:
+        """End the job if the script takes too long to start the queries of the spec, or any."""
+        missing, seconds = self._list_missing_queries(), time.monotonic() - self._began
+        if missing and seconds > self._spec.start_within / 1e6:
+            names = {"queries": missing, "seconds": seconds}
+            self._loop.fail(START_STALLED(pipeline=self._spec.name, **names))
+
+    def _refuse_lost_jvm(self) -> None:
+        """End the job if its JVM is gone, also if the script does not notice."""
+        if self._jvm is not None and self._jvm.is_proven_dead():
+            text = "its process has ended"
+            self._loop.fail(JVM_LOST(pipeline=self._spec.name, what="JVM", text=text))
+
+    def _list_missing_queries(self) -> str:
+        """Name the queries that should have been started and were not; empty without one."""
+        started = self._loop.queries
+        missing = sorted(set(self._spec.queries) - set(started))
+        return ", ".join(missing) or ("" if started else "with a name")
 
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
@@ -375,7 +399,9 @@ class JobSession(LeasedSession):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
         is_local = self._refuse_other_master(session.sparkContext.master)
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
-        self._location.note_jvm(get_jvm_pid(session) if is_local else None)
+        pid = get_jvm_pid(session)
+        self._location.note_jvm(pid if is_local else None)
+        self._jvm = ProcessIdentity.of_process(pid) if pid else None
         session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")

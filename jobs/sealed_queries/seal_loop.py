@@ -5,10 +5,11 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import structlog
 
@@ -80,12 +81,17 @@ class SparkReports:
         self.latest: dict[str, dict[str, Any]] = {}
         self.failures: dict[str, str] = {}
         self.ends: set[str] = set()
+        self._turns: Counter[str] = Counter()
         self.ended = 0
         self.arrived = threading.Event()
 
     def list_started(self) -> list[str]:
         """Return the names of the queries that have started; empty for a query without a name."""
         return list(self._names.values())
+
+    def count_turns(self, query: str) -> int:
+        """Count how often a trigger of a query has ended, with a batch or with nothing to do."""
+        return self._turns[query]
 
     def find(self, query: str, batch: int) -> BatchReport | None:
         """Return the report of a batch; None if it has not come, or was forgotten."""
@@ -115,10 +121,12 @@ class SparkReports:
         while len(self._batches) > _MOST_REPORTS:  # of queries that are not sealed
             self._batches.pop(next(iter(self._batches)))
         self.ended += 1
+        self._turns[name] += 1
         self.arrived.set()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Note nothing."""
+        """Note that a trigger has found nothing to do."""
+        self._turns[self._names.get(event.runId().toString(), "")] += 1
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Note the end, with or without an error."""
@@ -136,6 +144,13 @@ class SparkReports:
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
 
 
+class _Work(NamedTuple):
+    """What a query is doing, as far as Spark shows it."""
+
+    batch: int | None  # the planned one
+    turns: int  # triggers that have ended
+
+
 @dataclass(eq=False, repr=False)
 class SealLoop:
     """Seals what Spark has committed, batch by batch, until `close`.
@@ -150,6 +165,8 @@ class SealLoop:
         stop: set when the job should end; also set here on a request or an error.
         on_idle: called while no batch runs.
         may_end: a query without an end of its own may end before the job.
+        batch_within: seconds that a query may take from the start of its trigger to the end of a
+            batch, or to the answer that there is nothing to do.
 
     Attributes:
         error: what ended the job; None while nothing has.
@@ -163,13 +180,14 @@ class SealLoop:
     _stop: threading.Event
     _on_idle: Callable[[], None] = lambda: None
     may_end: bool = False
+    batch_within: float = STEP_DEADLINES["move"]
 
     def __post_init__(self) -> None:
         self._slot_log = self._sealer.log
         self._requests = RequestQueue(self._slot_log.store, self._slot_log.pipeline)
         self._requests_read_at = 0.0
-        # query -> the batch that runs, and since when this loop has seen it
-        self._running: dict[str, tuple[int | None, float]] = {}
+        # query -> what it was doing, and since when this loop has seen it so
+        self._doing: dict[str, tuple[_Work, float]] = {}
         self.queries: dict[str, SealedQuery] = {}
         self.error: TidegateError | None = None
         self._closing = threading.Event()
@@ -246,7 +264,7 @@ class SealLoop:
         if reported or now >= self._looked_at + pause:
             self._looked_at = 0.0  # an error is followed by another look
             self.seal_committed()
-            self._refuse_stalled_batch()
+            self._refuse_stalled_query()
             self._looked_at = now
         self._steps.enter("wait")
         if self._status.state == "waiting":
@@ -257,19 +275,18 @@ class SealLoop:
                 self._answer(request)
         return False
 
-    def _refuse_stalled_batch(self) -> None:
-        """End the job if a batch takes longer than an epoch of a pipeline may."""
+    def _refuse_stalled_query(self) -> None:
+        """End the job if a query works for too long without a batch that ends."""
         idle = True
         for name, query in list(self.queries.items()):
-            batch, now = find_running_batch(query.folder), time.monotonic()
-            if (known := self._running.get(name)) is None or known[0] != batch:
-                self._running[name] = (batch, now)
-            elif batch is not None and now - known[1] > STEP_DEADLINES["move"]:
+            now, batch = time.monotonic(), find_running_batch(query.folder)
+            work = _Work(batch, self._reports.count_turns(name))
+            before, since = self._doing.get(name, (None, now))
+            if work != before or (batch is None and not _is_trigger_active(query.facts.query)):
+                self._doing[name] = (work, now)
+            elif now - since > self.batch_within:
                 raise BATCH_STALLED(
-                    pipeline=self._slot_log.pipeline,
-                    query=name,
-                    batch=batch,
-                    seconds=now - known[1],
+                    pipeline=self._slot_log.pipeline, query=name, seconds=now - since
                 )
             idle = idle and batch is None
         if idle:
@@ -310,7 +327,7 @@ class SealLoop:
     def check_queries(self) -> None:
         """End the job if a sealed query has ended that should not, also if no script looks.
 
-        Either it has failed, or it has no end of its own and nobody has asked the job to stop.
+        Either it has failed, or it has no end of its own and no one has asked the job to stop.
         """
         for name in self._reports.failures.keys() & self.queries.keys():
             self.fail(self._explain_failure(name, self._reports.failures[name]))
@@ -385,6 +402,14 @@ class SealLoop:
 def is_bucket_away(text: str) -> bool:
     """Return whether an error of Spark says that a bucket did not answer S3A."""
     return _BUCKET_AWAY.search(text) is not None
+
+
+def _is_trigger_active(query: Any) -> bool:
+    """Return whether a query works; False if it has ended, or its JVM does not answer."""
+    try:
+        return query is not None and bool(query.status["isTriggerActive"])
+    except Exception:  # py4j raises what a JVM that ends gives it
+        return False
 
 
 def find_watermark_holder(query: Any) -> str | None:

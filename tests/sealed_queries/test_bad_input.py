@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,6 +260,7 @@ def test_executors_elsewhere_reach_the_bucket(session: JobSession, tmp_path: Pat
     """The next launch gets a new folder, as nothing proves their end; Spark Connect is refused."""
     spark, folder = MagicMock(), tmp_path / "launch"
     spark.sparkContext.master = "spark://host:7077"
+    spark.sparkContext._gateway.proc = None
     folder.mkdir()
     store = session._store
     assert isinstance(store, CopyingStore)
@@ -378,6 +381,45 @@ def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, 
     assert session._loop.error is not None
     assert session._loop.error.failure_class is FailureClass.TRANSIENT
     assert "1.delta" in session._loop.error.message
+
+
+def test_a_script_that_does_not_start_its_queries_is_stalled(tmp_path: Path) -> None:
+    """Those that the spec names, or else any; the time is that of the spec."""
+    for names, started in (([], []), (["p", "q"], ["q"])):
+        for made in _open(tmp_path, {**SPEC, "queries": names, "start_within": "1h"}):
+            for name in started:
+                made._start_query(WriterFacts(name=name))
+            made._refuse_stalled_start()
+            assert made._loop.error is None
+            made._began -= 3601
+            made._refuse_stalled_start()
+            assert made._loop.error is not None
+            assert made._loop.error.code == "job.start_stalled"
+            assert made._loop.error.failure_class is FailureClass.TRANSIENT
+
+
+def test_a_job_that_has_started_its_queries_is_not_stalled(session: JobSession) -> None:
+    """However long ago that was."""
+    session._start_query(WriterFacts(name="q"))
+    session._began -= 1e6
+    session._refuse_stalled_start()
+    assert session._loop.error is None
+
+
+def test_a_jvm_that_ends_ends_the_job(session: JobSession) -> None:
+    """Also if the script sleeps and never looks at its queries."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    spark = MagicMock()
+    spark.sparkContext.master, spark.sparkContext._gateway.proc = "local[2]", process
+    session._location.folder.mkdir()
+    session._adopt_session(spark)
+    session._refuse_lost_jvm()
+    assert session._loop.error is None
+    with process:
+        process.kill()
+    session._refuse_lost_jvm()
+    assert session._loop.error is not None
+    assert session._loop.error.failure_class.exit_code == 3
 
 
 class Ended:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tests.sealed_queries.fake_events import end_query, report_batch, start_query
+from tests.sealed_queries.fake_events import end_query, report_batch, report_idle, start_query
 from tests.servers.memory_store import Fault
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
 
-def _make_loop(bench: JobBench, reports: SparkReports, *, may_end: bool = False) -> SealLoop:
+def _make_loop(bench: JobBench, reports: SparkReports, **rules: Any) -> SealLoop:
     own = (MagicMock(), MagicMock(), threading.Event())
-    return SealLoop(bench.sealer, reports, *own, may_end=may_end)
+    return SealLoop(bench.sealer, reports, *own, **rules)
 
 
 def _report(reports: SparkReports, query: str, batch: int) -> None:
@@ -141,3 +142,46 @@ def test_an_outage_leaves_no_batch_out_and_no_figures(bench: JobBench, place: st
     loop.seal_committed(patience=0)
     assert sorted(_list_sealed(bench)) == [("first", 0, 5), ("second", 0, 5)]
     assert (first.sealed, second.sealed) == (0, 0)
+
+
+@dataclass
+class WorkingQuery:
+    """A query of PySpark whose trigger is active."""
+
+    status: dict[str, bool] = field(default_factory=lambda: {"isTriggerActive": True})
+
+
+def _look(loop: SealLoop) -> str | None:
+    """Look once whether a query is stalled; return the code of what ends the job."""
+    loop.error = None
+    loop._guard(lambda: loop._refuse_stalled_query() or False)
+    return loop.error.code if loop.error else None
+
+
+def test_a_query_that_hangs_before_its_batch_is_planned_is_stalled(bench: JobBench) -> None:
+    """Each batch, and each trigger that finds nothing to do, is progress; a wait between them is."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports, batch_within=-1.0)
+    query, made = bench.query("q")
+    query.facts.query = working = WorkingQuery()
+    loop.queries["q"] = query
+    start_query(reports, "run", "q")
+    assert _look(loop) is None
+    _report(reports, "q", 0)
+    assert _look(loop) is None
+    report_idle(reports, "run")
+    assert _look(loop) is None
+    working.status["isTriggerActive"] = False
+    assert [_look(loop), _look(loop)] == [None, None]
+    working.status["isTriggerActive"] = True
+    assert _look(loop) == "job.batch_stalled"
+    made.plan(1)
+    assert [_look(loop), _look(loop)] == [None, "job.batch_stalled"]
+
+
+def test_a_batch_may_run_for_an_hour_by_default(bench: JobBench) -> None:
+    """A look a moment later changes nothing."""
+    loop = _make_loop(bench, SparkReports())
+    loop.queries["q"], made = bench.query("q")
+    made.plan(0)
+    assert [_look(loop), _look(loop)] == [None, None]
