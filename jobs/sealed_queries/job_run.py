@@ -183,6 +183,7 @@ class JobSession(LeasedSession):
         self._script_ended = threading.Event()
         self._began = time.monotonic()
         self._jvm: ProcessIdentity | None = None
+        self._forgotten: set[str] = set()  # queries that Spark begins anew at each start
 
     @cached_property
     def _location(self) -> JobLocation:
@@ -310,7 +311,7 @@ class JobSession(LeasedSession):
     def _refuse_unseen_queries(self) -> None:
         """End the job if a query that should be sealed was started past the hooks."""
         for name in self._reports.list_started():
-            if self._spec.seals(name) and name not in self._loop.queries:
+            if self._spec.seals(name) and name not in self._forgotten.union(self._loop.queries):
                 self._loop.fail(UNSEEN_QUERY(pipeline=self._spec.name, query=name))
 
     def _refuse_stalled_start(self) -> None:
@@ -328,8 +329,8 @@ class JobSession(LeasedSession):
 
     def _list_missing_queries(self) -> str:
         """Name the queries that should have been started and were not; empty without one."""
-        started = self._loop.queries
-        missing = sorted(set(self._spec.queries) - set(started))
+        started = self._forgotten.union(self._loop.queries)
+        missing = sorted(set(self._spec.queries) - started)
         return ", ".join(missing) or ("" if started else "with a name")
 
     def _leave_script(self) -> None:
@@ -416,8 +417,14 @@ class JobSession(LeasedSession):
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
         if name is None and not spec.queries:
-            raise UNNAMED_QUERY(pipeline=spec.name)
+            if spec.name in self._loop.queries:
+                raise UNNAMED_QUERY(pipeline=spec.name)
+            name = facts.name = spec.name
         if name is None or not spec.seals(name):
+            return None
+        if facts.is_forgotten():
+            _log.warning("query_not_sealed", query=name, why="its sink forgets with the process")
+            self._forgotten.add(name)
             return None
         self._refuse_bad_query(name, facts)
         folder, (batch, sealed_at) = location.get_folder(name), location.get_sealed_batch(name)

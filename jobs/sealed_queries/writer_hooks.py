@@ -45,6 +45,7 @@ class WriterFacts:
         session: PySpark's.
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
+        mode: of the output; None for Spark's default, "append".
         interval: of a trigger by processing time, in seconds; None if it has none.
         query: PySpark's; None until it has started.
     """
@@ -54,6 +55,7 @@ class WriterFacts:
     path: str | None = None
     location: str | None = None
     trigger: str | None = None
+    mode: str | None = None
     interval: float | None = None
     table: str | None = None
     session: Any = None
@@ -72,6 +74,10 @@ class WriterFacts:
     def get_format(self) -> str:
         """Return the format of the sink; Spark's default if the script has named none."""
         return self.format or "parquet"
+
+    def is_forgotten(self) -> bool:
+        """Return whether Spark lets the query begin anew at each start, without a checkpoint."""
+        return self.get_format() == "memory" and (self.mode or "append").lower() != "complete"
 
     def find_topic(self) -> str | None:
         """Return the address of the one topic that a Kafka sink writes; None for other sinks."""
@@ -95,7 +101,7 @@ def install_hooks(
         prepare: called with each builder of a session before it makes or finds the session.
         on_session: called with each session that a builder gives, and that a query starts in.
         on_start: called before a query starts; returns the checkpoint location that the query
-            gets, or None to leave it alone.
+            gets, or None to leave it alone. It may give a query without a name one.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -158,6 +164,10 @@ def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
     facts.interval = _parse_interval(kinds.get("processingTime") or "")
 
 
+def _note_mode(facts: WriterFacts, outputMode: str) -> None:  # noqa: N803 - Spark's name
+    facts.mode = outputMode
+
+
 def _parse_interval(text: str) -> float | None:
     """Return the seconds of an interval as Spark writes it, such as ``1 minute 30 seconds``."""
     found = _INTERVAL_PART.findall(text.lower())
@@ -174,6 +184,7 @@ _NOTES: dict[str, Callable[..., None]] = {
     "foreach": _note_foreach,
     "foreachBatch": _note_foreach,
     "trigger": _note_trigger,
+    "outputMode": _note_mode,
     "option": _note_option,
     "options": WriterFacts.note_options,
 }
@@ -207,13 +218,16 @@ def _make_start_hook(
         facts.note_options(**options)
         facts.name = given.get("queryName") or facts.name
         facts.format = given.get("format") or facts.format
+        facts.mode = given.get("outputMode") or facts.mode
         facts.session = writer._spark
         if kind == "toTable":
             facts.format, facts.table = facts.format or "table", given["tableName"]
         else:
             facts.path = given.get("path") or facts.path
         on_session(writer._spark)  # one of `newSession` comes from no builder
-        location = on_start(facts)
+        unnamed, location = facts.name is None, on_start(facts)
+        if unnamed and facts.name is not None:
+            writer.queryName(facts.name)
         if location is not None:
             kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             given["options"] = kept

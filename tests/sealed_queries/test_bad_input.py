@@ -85,7 +85,6 @@ def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[
 @pytest.mark.parametrize(
     ("facts", "code"),
     [
-        (WriterFacts(), "job.unnamed_query"),
         (WriterFacts(name="per minute"), "job.bad_query_name"),
         (WriterFacts(name="../etc"), "job.bad_query_name"),
         (WriterFacts(name="q", trigger="continuous"), "job.no_batches"),
@@ -108,6 +107,30 @@ def test_triggers_with_batches(session: JobSession, trigger: str | None) -> None
     assert folder == str(session._location.folder / "q")
     session._wait_for_queries()
     assert not session._stop.is_set()
+
+
+def test_the_only_query_without_a_name_gets_that_of_the_job(session: JobSession) -> None:
+    """A second one does not."""
+    facts = WriterFacts()
+    location = session._location.get_folder("clicks").address
+    assert session._start_query(facts) == location
+    assert facts.name == "clicks"
+    with pytest.raises(ConfigurationError) as refused:
+        session._start_query(WriterFacts())
+    assert refused.value.code == "job.unnamed_query"
+
+
+def test_a_query_that_spark_begins_anew_is_left_to_spark(session: JobSession) -> None:
+    """The sink `memory` takes no checkpoint, unless the mode is `complete`."""
+    with capture_logs() as lines:
+        assert session._start_query(WriterFacts(name="q", format="memory")) is None
+    assert [line["event"] for line in lines] == ["query_not_sealed"]
+    start_query(session._reports, "run", "q")
+    session._refuse_unseen_queries()
+    session._wait_for_queries()
+    assert session._loop.error is None
+    whole = WriterFacts(name="whole", format="memory", mode="complete")
+    assert session._start_query(whole) is not None
 
 
 def test_two_queries_of_one_name(session: JobSession) -> None:

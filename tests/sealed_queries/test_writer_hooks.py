@@ -77,6 +77,36 @@ def test_the_kind_of_sink_and_trigger_is_seen() -> None:
     ]
 
 
+def test_a_query_gets_the_name_that_the_job_chooses() -> None:
+    """Only one that has none."""
+    script = Script(None)
+    seen: list[list[Any]] = []
+
+    def name_query(facts: WriterFacts) -> str | None:
+        facts.name = facts.name or "chosen"
+        return None
+
+    with install_hooks(lambda _: None, lambda _: None, name_query):
+        for start in (lambda w: w.start("/o"), lambda w: w.queryName("own").start("/o")):
+            writer = script.writer()
+            start(writer)
+            seen.append([call.args for call in writer._jwrite.queryName.call_args_list])
+    assert seen == [[("chosen",)], [("own",)]]
+
+
+def test_the_output_mode_is_seen() -> None:
+    """Of the writer, or of the start."""
+    script = Script(None)
+    script.run(lambda w: w.queryName("a").outputMode("complete").format("memory").start())
+    script.run(lambda w: w.queryName("b").format("memory").start(outputMode="update"))
+    script.run(lambda w: w.queryName("c").format("memory").start())
+    assert [(one.mode, one.is_forgotten()) for one in script.started] == [
+        ("complete", False),
+        ("update", True),
+        (None, True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
