@@ -13,7 +13,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -236,7 +236,7 @@ class JobSession(LeasedSession):
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         failure: Exception | None = None
-        hooks = install_hooks(self._prepare_builder, self._adopt_session, self._start_query)
+        hooks = install_hooks(self._choose_settings, self._adopt_session, self._start_query)
         try:
             with keep_stop_handlers(), hooks:
                 self._run_script()
@@ -369,17 +369,21 @@ class JobSession(LeasedSession):
         if BatchNotes.from_manifest(manifest) is None:
             raise OTHER_KIND(pipeline=self._spec.name, found="pipeline", given="job")
 
-    def _prepare_builder(self, builder: Any) -> None:
-        builder.config("spark.master", builder._options.get("spark.master", _find_master()))
-        for key, value in self._spec.conf.items():
-            builder.config(key, value)
-        self._refuse_other_master(builder._options["spark.master"])
+    def _choose_settings(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Return the settings of a session or a context that replace those of the script."""
+        chosen = dict(self._spec.conf)
+        settings = {**given, **chosen}
+        if "spark.remote" in settings or os.environ.get("SPARK_REMOTE"):
+            raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
+        # Without one Spark takes that of spark-submit, of spark-defaults.conf, or this host.
+        if (master := settings.get("spark.master")) is not None:
+            self._refuse_other_master(master)
         if self._location.bucket is not None and not is_submitted():
-            for key, value in add_bucket_jars(builder._options).items():
-                builder.config(key, value)
-        given, ours = builder._options.get(_JVM_OPTIONS, ""), build_archive_options()
-        if ours not in given:  # a script may ask for its session several times
-            builder.config(_JVM_OPTIONS, f"{ours} {given}".strip())
+            chosen |= add_bucket_jars(settings)
+        jvm_options, ours = settings.get(_JVM_OPTIONS, ""), build_archive_options()
+        if ours not in jvm_options:  # a script may ask for its session several times
+            chosen[_JVM_OPTIONS] = f"{ours} {jvm_options}".strip()
+        return chosen
 
     def _refuse_other_master(self, master: str) -> bool:
         """Refuse executors elsewhere unless they can reach the checkpoint; False if they can."""
@@ -499,16 +503,6 @@ class JobSession(LeasedSession):
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])
-
-
-def _find_master() -> str:
-    """The master of a script that names none: that of spark-submit, or this host."""
-    if not is_submitted():
-        return "local[*]"
-    from pyspark import SparkConf, SparkContext
-
-    SparkContext._ensure_initialized()  # the JVM of spark-submit knows it
-    return SparkConf().get("spark.master", "local[*]")
 
 
 @contextlib.contextmanager

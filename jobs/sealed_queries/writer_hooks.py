@@ -7,7 +7,7 @@ queries that are started in Scala or Java are not seen.
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -89,20 +89,24 @@ class WriterFacts:
 
 @contextmanager
 def install_hooks(
-    prepare: Callable[[Any], None],
+    choose_settings: Callable[[Mapping[str, str]], Mapping[str, str]],
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], str | None],
+    secrets: Collection[str] = (),
 ) -> Iterator[None]:
     """Replace methods of PySpark, in the whole process, until the block ends.
 
     Errors of the callbacks pass to the script.
 
     Args:
-        prepare: called with each builder of a session before it makes or finds the session.
+        choose_settings: called with the settings of each builder of a session, and of each context,
+            before it makes or finds one; returns those that replace them.
         on_session: called with each session that a builder gives, and that a query starts in.
         on_start: called before a query starts; returns the checkpoint location that the query
             gets, or None to leave it alone. It may give a query without a name one.
+        secrets: names of settings that reach the JVM past the arguments of its process.
     """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -110,7 +114,8 @@ def install_hooks(
 
     def get_or_create(builder: Any) -> Any:
         """Make or find the session."""
-        prepare(builder)
+        for key, value in choose_settings(builder._options).items():
+            builder.config(key, value)
         session = build(builder)
         on_session(session)
         return session
@@ -122,6 +127,8 @@ def install_hooks(
 
     with patches:
         replace_method(SparkSession.Builder, "getOrCreate", get_or_create)
+        hooked = _make_context_hook(SparkContext.__init__, choose_settings, secrets)
+        replace_method(SparkContext, "__init__", hooked)
         for name, note in _NOTES.items():
             hooked = _note_call(getattr(DataStreamWriter, name), note)
             replace_method(DataStreamWriter, name, hooked)
@@ -199,6 +206,36 @@ def _note_call(method: Callable[..., Any], note: Callable[..., None]) -> Callabl
         return result
 
     return call
+
+
+def _make_context_hook(
+    method: Callable[..., None],
+    choose_settings: Callable[[Mapping[str, str]], Mapping[str, str]],
+    secrets: Collection[str],
+) -> Callable[..., None]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def make_context(context: Any, *args: Any, **kwargs: Any) -> None:
+        """Make the context with the settings that `choose_settings` wants."""
+        from pyspark import SparkConf, SparkContext
+
+        call = signature.bind(context, *args, **kwargs)
+        given = call.arguments
+        conf = given["conf"] = given.get("conf") or SparkConf()
+        # Spark lets these two arguments win against its settings.
+        for argument, key in (("master", "spark.master"), ("appName", "spark.app.name")):
+            if value := given.pop(argument, None):
+                conf.set(key, value)
+        for key, value in choose_settings(dict(conf.getAll())).items():
+            conf.set(key, value)
+        if secrets:
+            shown = [pair for pair in conf.getAll() if pair[0] not in secrets]
+            # What the JVM is launched with is in the arguments of its process.
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+        method(*call.args, **call.kwargs)
+
+    return make_context
 
 
 def _make_start_hook(

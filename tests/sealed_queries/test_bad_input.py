@@ -274,7 +274,7 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
     with pytest.raises(ConfigurationError, match="executors elsewhere"):
         session._adopt_session(spark)
     with pytest.raises(ConfigurationError, match="executors elsewhere"):
-        session._prepare_builder(SparkSession.Builder().config("spark.master", master))
+        session._choose_settings({"spark.master": master})
     with pytest.raises(ConfigurationError, match="Spark Connect"):
         session._adopt_session(object())
 
@@ -312,16 +312,28 @@ def test_the_jvm_of_a_script_reads_the_class_archive(
 ) -> None:
     """It starts sooner after a kill. Options of the script and of spark-defaults.conf follow and win."""
     monkeypatch.setattr(job_run, "build_archive_options", lambda: "-XX:SharedArchiveFile=a")
-    builder = SparkSession.Builder().config("spark.driver.extraJavaOptions", "-Xss2m")
+    given = {"spark.driver.extraJavaOptions": "-Xss2m"}
     for _ in range(2):
-        session._prepare_builder(builder)
-    options = builder._options
-    assert options["spark.driver.defaultJavaOptions"] == "-XX:SharedArchiveFile=a"
-    assert options["spark.driver.extraJavaOptions"] == "-Xss2m"
-    assert options["spark.master"] == "local[*]"
-    bare = SparkSession.Builder()
-    session._prepare_builder(bare)
-    assert "spark.driver.extraJavaOptions" not in bare._options
+        given |= session._choose_settings(given)
+    assert given["spark.driver.defaultJavaOptions"] == "-XX:SharedArchiveFile=a"
+    assert given["spark.driver.extraJavaOptions"] == "-Xss2m"
+    assert "spark.driver.extraJavaOptions" not in session._choose_settings({})
+
+
+def test_spark_chooses_the_master_of_a_script_that_names_none(session: JobSession) -> None:
+    """That of spark-defaults.conf counts, as without tidegate."""
+    assert "spark.master" not in session._choose_settings({})
+
+
+def test_spark_connect_is_refused_before_it_starts(
+    session: JobSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a setting, or by the environment."""
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._choose_settings({"spark.remote": "sc://host"})
+    monkeypatch.setenv("SPARK_REMOTE", "local")
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._choose_settings({})
 
 
 def test_a_script_without_a_query(session: JobSession) -> None:
