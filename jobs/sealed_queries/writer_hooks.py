@@ -27,6 +27,8 @@ _SECONDS = {
     "week": 604_800,
 }
 _INTERVAL_PART = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
+_REDACTION = "spark.redaction.regex"
+_REDACTED = "(?i)secret|password|token|access[.]?key"  # Spark's default
 _KAFKA = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -137,6 +139,15 @@ def install_hooks(
             hooked = _make_start_hook(method, name, on_session, on_start)
             replace_method(DataStreamWriter, name, hooked)
         yield
+
+
+def hide_settings(secrets: Collection[str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting with which Spark masks these settings too, on its pages and in its logs."""
+    if not secrets:
+        return {}
+    names = "|".join(re.escape(key) for key in sorted(secrets))
+    given = settings.get(_REDACTION, _REDACTED)
+    return {_REDACTION: given if names in given else f"{given}|{names}"}
 
 
 def choose_older_kafka_reader(session: Any) -> None:

@@ -27,6 +27,7 @@ _SECRETS: Final = (
     *("outputs.catalog_options.*", "sources.*.table.catalog_options.*", "sinks.*.options.*"),
     *("sources.*.kafka.options.*", "sources.*.kafka.registry_login", "sources.*.landing.options.*"),
 )
+_SECRETS_OF_JOBS: Final = ("conf.*", "args.*")
 # Texts for people, and texts that are code or data, in which the characters stand for themselves.
 _FREE: Final = (
     *("description", "sources.*.where", "sources.*.select", "sources.*.rules", "sources.*.parse"),
@@ -99,9 +100,10 @@ def _list_unreplaced_variables(spec: PipelineSpec | JobSpec) -> Iterator[Finding
         if _is_below(place, _FREE):
             continue
         name = found[0][2:-1]
+        secrets = _SECRETS if is_pipeline else _SECRETS_OF_JOBS
         advice = (
             f"write env:{name}, for the whole value"
-            if is_pipeline and _is_below(place, _SECRETS)
+            if _is_below(place, secrets)
             else f"only {', '.join(_REPLACED)} have variables; write the value itself"
         )
         yield place, f"{found[0]} is not replaced here: {advice}"
