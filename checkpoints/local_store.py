@@ -264,16 +264,24 @@ class LocalStore:
             return
         except OSError as error:
             raise _translate_os_error(self.root / folder, error) from error
-        # A folder sorts with its slash, as its keys do: "a-b" comes before "a/b".
-        for name in sorted(entries):
-            key = folder + name
-            if not name.endswith("/"):
-                if key.startswith(prefix) and key > after:
-                    yield key
-            elif (key.startswith(prefix) or prefix.startswith(key)) and (
-                key >= after or after.startswith(key)
-            ):
+        # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
+        # sorts with its slash, as its keys do: "a-b" comes before "a/b".
+        for key in sorted(
+            key for name in entries if _is_within(key := folder + name, prefix, after)
+        ):
+            if key.endswith("/"):
                 yield from self._walk_keys(key, prefix, after)
+            else:
+                yield key
+
+
+def _is_within(key: str, prefix: str, after: str) -> bool:
+    """Return whether a key is listed, or a folder, which ends in a slash, may hold such keys."""
+    if not key.endswith("/"):
+        return key.startswith(prefix) and key > after
+    if not key.startswith(prefix) and not prefix.startswith(key):
+        return False
+    return key >= after or after.startswith(key)
 
 
 def _digest_file(path: Path, stat: os.stat_result) -> str:
