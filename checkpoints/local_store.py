@@ -53,25 +53,31 @@ class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
     Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A file is
-    read again for its ETag only if it is young, or its inode, size or times have changed since. A
-    missing folder is made.
+    read again for its ETag only if it is young, or its inode, size or times have changed since.
+
+    Args:
+        root: the folder; it is made if it is missing.
+        read_only: nothing is ever written, not even a missing folder or a lock. So the folder needs
+            no right to write, and may lie on a network file system.
 
     Raises:
         ConfigurationError: the folder cannot be used, or lies on a network file system.
         StoreUnavailableError: its disk is full or does not answer.
     """
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
         self.root = Path(root).expanduser().absolute()
         self.url = f"file://{self.root}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                self.root.mkdir(parents=True, exist_ok=True)
             self.root = self.root.resolve()
-            refuse_network_file_system(self.root)
             self._temporary = self.root / _INTERNAL_FOLDER
-            self._temporary.mkdir(exist_ok=True)
             self._lock_file = self._temporary / "lock"
-            self._lock_file.touch()
+            if not read_only:
+                refuse_network_file_system(self.root)
+                self._temporary.mkdir(exist_ok=True)
+                self._lock_file.touch()
         except OSError as error:
             raise _translate_os_error(self.root, error) from error
 

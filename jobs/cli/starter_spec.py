@@ -94,7 +94,7 @@ def read_sample(address: str, form: str | None = None) -> Sample:
         raise UNKNOWN_FORMAT(address=address, formats=", ".join(dict.fromkeys(_FORMATS.values())))
     if "://" not in address and not Path(address).is_file():
         raise NO_FILE(address=address)
-    data = open_store(folder or ".").get(name).data
+    data = open_store(folder or ".", read_only=True).get(name).data
     try:
         delimiter = choose_delimiter(name, data) if form == "csv" else ","
         columns = sample_columns(name, data, form, delimiter)
