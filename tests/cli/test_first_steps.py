@@ -247,6 +247,20 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     assert cli("put", "shops", "new.csv", "--source", "web").exit_code == 0
 
 
+def test_put_replaces_what_was_corrected(cli: Cli, shops: Path, tmp_path: Path) -> None:
+    """On request only, and with a word about drivers that have read the object."""
+    cli("init", "shops", "--inbox")
+    cli("put", "shops", "shops")
+    corrected = (shops / "web/0001.csv").read_text().replace("a", "b")
+    (shops / "web/0001.csv").write_text(corrected)
+    said = cli("put", "shops", "shops/web", "--replace").out
+    assert "copied 1 files to web; 1 were there already" in said
+    assert "replaced 1 of them: if a driver has read one, restore a checkpoint from before" in said
+    copy = tmp_path / ".tidegate/store/inbox/shops/web/0001.csv"
+    assert copy.read_text() == corrected
+    assert "replaced" not in cli("put", "shops", "shops/web", "--replace").out
+
+
 def test_put_warns_of_files_that_no_driver_reads(cli: Cli, shops: Path, tmp_path: Path) -> None:
     """In the order of keys, a name below one that was read comes too late."""
     cli("init", "shops", "--inbox")
