@@ -82,7 +82,9 @@ from .job_location import (
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
+    build_commit_marks,
     choose_rewind,
+    list_lineage,
     list_query_ids,
     refuse_sink_ahead,
     restore_sink,
@@ -431,7 +433,8 @@ class JobSession(LeasedSession):
             self._forgotten.add(name)
             return None
         self._refuse_bad_query(name, facts)
-        folder, (batch, sealed_at) = location.get_folder(name), location.get_sealed_batch(name)
+        folder, batch = location.get_folder(name), location.get_sealed_batch(name)
+        head = self._slot_log.head()
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -440,7 +443,8 @@ class JobSession(LeasedSession):
             sealed = restored or location.folder / name
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
-            point = SealedPoint(spec.name, ids, batch, sealed_at, notice)
+            lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
+            point = SealedPoint(spec.name, ids, batch, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -454,6 +458,7 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
+        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
