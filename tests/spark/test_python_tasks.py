@@ -119,9 +119,10 @@ def test_tasks_agree_with_the_oracle(
     for epoch in range(5):
         for source in "ab":
             for partition in draw.choice([["0"], ["0", "1"]]):
-                pair.put(
-                    source, [r for r in rows_of(draw, 8 * epoch) if r["t"] is not None], partition
-                )
+                rows = rows_of(draw, 8 * epoch)
+                for row in rows:
+                    row["t"] = row["t"] if draw.random() < 0.9 else None
+                pair.put(source, rows, partition)
         pair.run(epoch * SECOND)
     pair.run(300 * SECOND, done=True)
     for _ in range(20):
@@ -232,18 +233,37 @@ def test_late_rows_under_error_name_the_first_one(session: SparkSession, tmp_pat
         pair._move("spark", surveyed, decision)
 
 
-def test_dead_rows_are_letters_or_refused(session: SparkSession, tmp_path: Path) -> None:
-    """By `on_bad`; the first one is named."""
-    for on_bad in ("dead_letter", "fail"):
-        pair = Pair(spec_with({"w": WINDOW}, {"a": {"on_bad": on_bad}}), session, tmp_path / on_bad)
-        pair.put("a", [{"t": SECOND, "k": "x"}, {"t": None, "k": "y"}, {"t": None, "k": "z"}])
-        if on_bad == "fail":
-            with pytest.raises(PoisonError, match=r"the first is row 1 of .*no_event_time"):
-                pair._survey("spark", pair_cut(pair))
-            continue
-        moved, _ = pair.run(0)
-        assert moved.counters.dead_lettered == 2
-        assert [row["reason"] for row in pair.table("dead_letters")] == ["no_event_time"] * 2
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("on_bad", ["dead_letter", "fail"])
+def test_dead_rows_are_letters_or_refused(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad: str
+) -> None:
+    """Tasks write the letters, or name the first row in the order of the cut."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    sources: dict[str, dict[str, Any]] = {"a": {}, "b": {"on_bad": on_bad}, "c": {"on_bad": on_bad}}
+    pair = Pair(spec_with({"w": WINDOW}, sources), session, tmp_path)
+    for source in sources:
+        pair.put(source, [{"t": SECOND, "k": "x"}, {"t": None, "k": "y", "v": 0.5}, {"t": None}])
+    if on_bad == "fail":
+        with pytest.raises(PoisonError, match=r"bad rows in b/0; the first is row 1 of .*no_event"):
+            pair._survey("spark", pair_cut(pair))
+        return
+    moved, _ = pair.run(0)
+    assert moved.counters.dead_lettered == 6
+    assert len(moved.files["dead_letters"]) == 3
+    letter = pq.read_table(tmp_path / "store" / moved.files["dead_letters"][0].key)
+    assert letter.to_pylist()[0] | {"etag": ""} == {
+        "reason": "no_event_time",
+        "detail": "t",
+        "object": "inbox/a/0-00000.parquet",
+        "etag": "",
+        "row": '{"k":"y","v":0.5}',
+        "_source": "a",
+        "_partition": "0",
+        "_seq": 1,
+        "_timeline": 0,
+        "_epoch": 1,
+    }
 
 
 @pytest.mark.usefixtures("only_tasks")
