@@ -29,7 +29,9 @@ JUDGED: Final = ("_dead", "_rule", "_warned")
 FAULTS: Final = ("_p", "_dead", "_detail", "_rule", "_json")
 JUDGED_SCHEMA: Final = pa.schema(
     {
-        "_m": pa.int32(), "_seq": pa.int64(), "_p": pa.int32(),
+        "_m": pa.int32(),
+        "_seq": pa.int64(),
+        "_p": pa.int32(),
         **dict.fromkeys(("_dead", "_detail", "_rule", "_warned", "_json"), pa.string()),
     }
 )

@@ -134,8 +134,7 @@ def survey_cut(
 
 def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:
     """Whether the driver may hold so many rows, with the columns that are read or selected."""
-    sources = spec.sources.values()
-    width = max(len(names) for one in sources for names in (one.columns, one.row_columns))
+    width = max(source.width for source in spec.sources.values())
     return rows * width <= NATIVE_CELLS
 
 

@@ -19,7 +19,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import encode_parquet
-from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
@@ -76,6 +76,31 @@ def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "open_cut", refuse)
 
 
+CONDITIONS: list[dict[str, Any]] = [
+    {},
+    {"where": "n > 0"},
+    {
+        "rules": {
+            "small": {"predicate": "n < 5", "severity": "drop"},
+            "known": {"predicate": "k in ('x', 'y')", "severity": "quarantine"},
+            "even": {"predicate": "n % 2 = 0"},
+            "low": {"predicate": "v <= 9.5", "severity": "warn"},
+        }
+    },
+    {
+        "where": "k is not null",
+        "select": {
+            "t": "t",
+            "kind": "kind",
+            "k": "cast(coalesce(k, 'z') as string)",
+            "n": "cast(n - 1 as long)",
+            "v": "v",
+        },
+        "rules": {"whole": {"predicate": "n >= 0", "severity": "quarantine"}},
+    },
+]
+
+
 def draw_windows(draw: random.Random) -> dict[str, Any]:
     """Tumbling and sliding windows with drawn options."""
     shapes: list[dict[str, Any]] = [
@@ -115,6 +140,8 @@ def test_tasks_agree_with_the_oracle(
         "a": {"barriers": marks} if draw.random() < 0.5 else {},
         "b": {"punctuation": punctuation} if draw.random() < 0.5 else {"max_jump": "30s"},
     }
+    for source in sources.values():
+        source.update(draw.choice(CONDITIONS))
     pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
     for epoch in range(5):
         for source in "ab":
@@ -264,6 +291,23 @@ def test_dead_rows_are_letters_or_refused(
         "_timeline": 0,
         "_epoch": 1,
     }
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_rule_that_stops_the_epoch_names_its_first_row(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Before a barrier; what is behind it belongs to another epoch."""
+    source = {
+        "rules": {"low": {"predicate": "n < 5", "severity": "fail"}},
+        "barriers": {"kind": "kind", "types": ["stop"]},
+    }
+    pair = Pair(spec_with({"w": WINDOW}, {"a": source}), session, tmp_path)
+    good = {"t": SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5}
+    pair.put("a", [good, {**good, "kind": "stop"}, {**good, "n": 7}])
+    pair.run(SECOND)
+    with pytest.raises(BrokenRuleError, match=r'row 2 of inbox/a/.* breaks rule low .*"n":7'):
+        pair._survey("spark", pair_cut(pair))
 
 
 @pytest.mark.usefixtures("only_tasks")
