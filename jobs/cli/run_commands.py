@@ -104,7 +104,7 @@ def run_in_foreground(
             home=work or find_jobs_home(),
             on_seal=(lambda _manifest: None) if quiet else _print_batch,
         )
-        configure_logs(json=False)
+        configure_logs(json=False, libraries=False)
         outcome = job_run.run_job_until_end(pipeline, job_options)
         output.print_line(f"{pipeline.name} {outcome.state}: {outcome.why}")
         return
