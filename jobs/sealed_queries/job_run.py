@@ -86,7 +86,9 @@ from .job_location import (
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
+    build_commit_marks,
     choose_rewind,
+    list_lineage,
     list_query_ids,
     refuse_sink_ahead,
     restore_sink,
@@ -95,7 +97,7 @@ from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
-    hide_settings,
+    mask_settings,
     install_hooks,
 )
 
@@ -385,7 +387,7 @@ class JobSession(LeasedSession):
 
     def _choose_settings(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Return the settings of a session or a context that replace those of the script."""
-        chosen = self._conf | hide_settings(self._secrets, {**given, **self._conf})
+        chosen = self._conf | mask_settings(self._secrets, {**given, **self._conf})
         settings = {**given, **chosen}
         if "spark.remote" in settings or os.environ.get("SPARK_REMOTE"):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
@@ -445,7 +447,8 @@ class JobSession(LeasedSession):
             self._forgotten.add(name)
             return None
         self._refuse_bad_query(name, facts)
-        folder, (batch, sealed_at) = location.get_folder(name), location.get_sealed_batch(name)
+        folder, batch = location.get_folder(name), location.get_sealed_batch(name)
+        head = self._slot_log.head()
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -454,7 +457,8 @@ class JobSession(LeasedSession):
             sealed = restored or location.folder / name
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
-            point = SealedPoint(spec.name, ids, batch, sealed_at, notice)
+            lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
+            point = SealedPoint(spec.name, ids, batch, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -468,6 +472,7 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
+        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address

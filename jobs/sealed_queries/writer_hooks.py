@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _LOCATION = "checkpointlocation"
-_OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic"}  # of a writer -> fact
+# Option of a writer -> fact.
+_OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic", "usermetadata": "note"}
 _WRITER = "_tidegate_facts"  # attribute of a `DataStreamWriter`
 _NOT_BY_V2 = "spark.sql.streaming.disabledV2MicroBatchReaders"
 # Spark reads no unit above a week in a trigger, as months differ in length.
@@ -50,6 +51,8 @@ class WriterFacts:
         mode: of the output; None for Spark's default, "append".
         interval: of a trigger by processing time, in seconds; None if it has none.
         query: PySpark's; None until it has started.
+        note: what the commits of a Delta table should say, by the script.
+        marks: options that the writer gets besides, once it is known where the query goes on.
     """
 
     name: str | None = None
@@ -64,6 +67,8 @@ class WriterFacts:
     query: Any = None
     topic: str | None = None
     kafka: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None
+    marks: dict[str, str] = field(default_factory=dict)
 
     def note_options(self, /, **options: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
@@ -141,7 +146,7 @@ def install_hooks(
         yield
 
 
-def hide_settings(secrets: Collection[str], settings: Mapping[str, Any]) -> dict[str, str]:
+def mask_settings(secrets: Collection[str], settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the setting with which Spark masks these settings too, on its pages and in its logs."""
     if not secrets:
         return {}
@@ -279,7 +284,8 @@ def _make_start_hook(
         if location is not None:
             kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             given["options"] = kept
-            writer.option("checkpointLocation", location)
+            for key, value in {"checkpointLocation": location, **facts.marks}.items():
+                writer.option(key, value)
         facts.query = method(*call.args, **call.kwargs)
         return facts.query
 

@@ -610,7 +610,7 @@ def test_the_log_of_a_file_sink_becomes_the_sealed_one(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text(f"{folder.name} {name}")
-    restore_sink(facts, sealed.parent, SealedPoint("clicks", frozenset(), 8, 0), SinkRewind.LOG)
+    restore_sink(facts, sealed.parent, SealedPoint("clicks", frozenset(), 8), SinkRewind.LOG)
     assert {path.name: path.read_text() for path in live.iterdir()} == {
         "7": "_sink 7",
         "8": "_sink 8",
@@ -623,7 +623,7 @@ def test_the_script_takes_batches_back() -> None:
     job.on_restore()(lambda query, batch: calls.append((query, batch)))
     facts = WriterFacts(name="q", format="kafka")
     for batch in (4, None):
-        point = SealedPoint("clicks", frozenset(), batch, 0)
+        point = SealedPoint("clicks", frozenset(), batch)
         restore_sink(facts, Path("/none"), point, SinkRewind.CALLBACK)
     assert calls == [("q", 4), ("q", None)]
 
@@ -641,7 +641,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, 0, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)
