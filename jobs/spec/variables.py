@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?P<name>\w+)(?::-(?P<default>[^}]*))?\}")
-"""A variable, or ``$${``, which stands for the characters ``${`` themselves."""
+"""A variable, or ``$${``, the way to write the characters ``${`` themselves."""
 
 
 def replace_variables(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
