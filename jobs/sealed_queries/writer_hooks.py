@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tidegate.checkpoints.batch_notes import TOPIC_SCHEME
+
 _LOCATION = "checkpointlocation"
 # Option of a writer -> fact.
 _OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic", "usermetadata": "note"}
@@ -91,7 +93,7 @@ class WriterFacts:
         if self.format != "kafka" or self.topic is None:
             return None
         servers = str(self.kafka.get("kafka.bootstrap.servers", ""))
-        return f"kafka://{servers.split(',')[0].strip()}/{self.topic}"
+        return f"{TOPIC_SCHEME}{servers.split(',')[0].strip()}/{self.topic}"
 
 
 @contextmanager

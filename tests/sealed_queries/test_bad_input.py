@@ -265,6 +265,25 @@ def test_a_launch_whose_restore_failed_is_not_gone_on_with(
     assert calls == [0, 0]
 
 
+def test_a_sink_that_no_one_can_read_is_not_taken_over(tmp_path: Path) -> None:
+    """The numbers of its batches would mean other rows, unless it may get them twice."""
+    for repeatable in ([], ["q"]):
+        facts, folder = WriterFacts(name="q", format="foreach"), tmp_path / f"new{len(repeatable)}"
+        for made in _open(tmp_path, {**SPEC, "repeatable": repeatable}, f"j{len(repeatable)}"):
+            made._start_query(facts)
+            FakeCheckpoint(made._location.folder / "q").commit(0)
+            assert made._loop.seal_committed(patience=0) == 1
+            made._location = JobLocation(folder, made._slot_log.head().record, is_first=False)
+            made._loop.queries.clear()
+            if repeatable:
+                assert made._start_query(facts) is not None
+                continue
+            with pytest.raises(ConfigurationError, match="after batch 0 .* have batch 1") as refused:
+                made._start_query(facts)
+            assert refused.value.code == "job.sink_unknown"
+            assert not (folder / "q").exists()
+
+
 @pytest.mark.parametrize(
     "master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2,1,1024]"]
 )
