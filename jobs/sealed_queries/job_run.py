@@ -83,6 +83,7 @@ from .job_location import (
     open_location,
     set_bucket_access,
 )
+from .jvm_watchdog import JvmWatchdog
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
@@ -194,6 +195,7 @@ class JobSession(LeasedSession):
         self._script_ended = threading.Event()
         self._began = time.monotonic()
         self._jvm: ProcessIdentity | None = None
+        self._watchdog: JvmWatchdog | None = None
         self._forgotten: set[str] = set()  # queries that Spark begins anew at each start
 
     @cached_property
@@ -230,6 +232,8 @@ class JobSession(LeasedSession):
         if context is not None:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 context.stop()
+        if self._watchdog is not None:
+            self._watchdog.close()
         super().close()
 
     def _run(self) -> RunOutcome:
@@ -261,7 +265,14 @@ class JobSession(LeasedSession):
             self._script_ended.set()
             self._stop_queries()
             self._loop.close()
-        return self._judge_end(failure)
+        try:
+            return self._judge_end(failure)
+        finally:
+            self._give_up_raced_queries()
+
+    def _give_up_raced_queries(self) -> None:
+        for name in self._loop.raced:
+            self._location.give_up_query(name)
 
     def _judge_end(self, failure: Exception | None) -> RunOutcome:
         """Return how the job ended, or raise what ended it; the first reason that holds counts.
@@ -352,6 +363,7 @@ class JobSession(LeasedSession):
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
         self._loop.close()
+        self._give_up_raced_queries()
         error = self._loop.error
         state = "failed" if error else "stopped"
         self._note_end(state, error, "the script did not end with its queries")
@@ -422,7 +434,9 @@ class JobSession(LeasedSession):
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
         pid = get_jvm_pid(session)
         self._location.note_jvm(pid if is_local else None)
-        self._jvm = ProcessIdentity.of_process(pid) if pid else None
+        if pid is not None and self._watchdog is None:
+            self._jvm = ProcessIdentity.of_process(pid)
+            self._watchdog = JvmWatchdog(pid, lambda: self._steps.lease.remaining_seconds)
         session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")

@@ -165,7 +165,11 @@ def _refuse_unknown_sink(pipeline: str, query: str, batch: int | None) -> None:
 
 def find_newest_written(facts: WriterFacts) -> int | None:
     """Return the newest batch in the log of a local file sink; None for another sink, or none."""
-    sink_log = find_sink_log(facts)
+    return find_newest_entry(find_sink_log(facts))
+
+
+def find_newest_entry(sink_log: Path | None) -> int | None:
+    """Return the newest batch in the log folder of a file sink; None without a log, or a batch."""
     if sink_log is None or not sink_log.is_dir():
         return None
     names = (path.name.removesuffix(".compact") for path in sink_log.iterdir())

@@ -552,6 +552,18 @@ def test_what_spark_reports_decides_how_a_job_ends(
     assert session._classify(failed.value).failure_class.exit_code == code
 
 
+def test_a_query_that_has_lost_a_race_begins_from_what_is_sealed(session: JobSession) -> None:
+    """The next launch would leave out the batch, which is in the sink's log with other rows."""
+    raced, other = (FakeCheckpoint(session._location.folder / name) for name in ("q", "other"))
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended(_LOST_RACE)
+    with pytest.raises(TransientError, match="Race while writing"):
+        session._run_until_ended()
+    assert not raced.folder.exists()
+    assert other.folder.exists()
+
+
 @pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
 def test_a_stop_has_the_same_end_whatever_the_script_makes_of_it(
     session: JobSession, text: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -185,3 +186,38 @@ def test_a_batch_may_run_for_an_hour_by_default(bench: JobBench) -> None:
     loop.queries["q"], made = bench.query("q")
     made.plan(0)
     assert [_look(loop), _look(loop)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("entries", "raced"),
+    [(["0"], False), (["0", "2"], False), (["1"], False), (["9.compact"], True), ([], True)],
+)
+def test_a_batch_is_sealed_only_if_the_sink_has_it_and_nothing_above(
+    bench: JobBench, tmp_path: Path, entries: list[str], raced: bool
+) -> None:
+    """Spark may have written others meanwhile, up to batch 2, which is planned."""
+    assert _seal_over_log(bench, tmp_path / "log", entries) is raced
+
+
+def test_a_batch_of_a_driver_that_was_taken_over_is_found_in_the_sink(
+    bench: JobBench, tmp_path: Path
+) -> None:
+    """It has written into the log of the file sink after this driver has begun."""
+    assert _seal_over_log(bench, tmp_path / "log", ["0", "46"])
+    assert bench.sealed == []
+
+
+def _seal_over_log(bench: JobBench, log: Path, entries: list[str]) -> bool:
+    """Seal batch 0, with batch 2 planned; return whether the job ends with a lost race."""
+    loop = _make_loop(bench, SparkReports())
+    query, made = bench.query("q")
+    query.sink_log = log
+    log.mkdir()
+    for name in entries:
+        (log / name).write_text("v1")
+    made.commit(0)
+    made.plan(2)
+    loop.queries["q"] = query
+    loop._guard(lambda: bool(loop.seal_committed(patience=0)) and False)
+    assert (loop.error is not None) == bool(loop.raced)
+    return loop.error is not None and loop.error.code == "job.sink_raced"
