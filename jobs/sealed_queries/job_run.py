@@ -98,8 +98,8 @@ from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
-    mask_settings,
     install_hooks,
+    mask_settings,
 )
 
 _log = structlog.get_logger("tidegate.job")
@@ -144,8 +144,8 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
 
     SIGTERM and SIGINT stop it, whatever handlers the script has: each query between two batches, or
-    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
-    (`os._exit`).
+    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is
+    sealed and the whole process ends (`os._exit`).
 
     Raises:
         TidegateError: what ended the run.
@@ -447,18 +447,10 @@ class JobSession(LeasedSession):
         Returns:
             The checkpoint location, or None to leave the script's own.
         """
-        location, spec, name = self._location, self._spec, facts.name
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
-        if name is None and not spec.queries:
-            if spec.name in self._loop.queries:
-                raise UNNAMED_QUERY(pipeline=spec.name)
-            name = facts.name = spec.name
-        if name is None or not spec.seals(name):
-            return None
-        if facts.is_forgotten():
-            _log.warning("query_not_sealed", query=name, why="its sink forgets with the process")
-            self._forgotten.add(name)
+        location, spec, name = self._location, self._spec, self._select_name(facts)
+        if name is None:
             return None
         self._refuse_bad_query(name, facts)
         folder, batch = location.get_folder(name), location.get_sealed_batch(name)
@@ -490,6 +482,22 @@ class JobSession(LeasedSession):
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
+
+    def _select_name(self, facts: WriterFacts) -> str | None:
+        """Return the name of a query that is sealed, and give it one; None for another query."""
+        spec = self._spec
+        if facts.name is None and not spec.queries:
+            if spec.name in self._loop.queries:
+                raise UNNAMED_QUERY(pipeline=spec.name)
+            facts.name = spec.name
+        if facts.name is None or not spec.seals(facts.name):
+            return None
+        if facts.is_forgotten():
+            why = "its sink forgets with the process"
+            _log.warning("query_not_sealed", query=facts.name, why=why)
+            self._forgotten.add(facts.name)
+            return None
+        return facts.name
 
     def _describe_restore(self) -> JsonObject:
         """Return what tells the readers of a topic from which batch the job goes on."""

@@ -16,7 +16,9 @@ import structlog
 from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.driver_requests import AckOutcome, DriverRequest, RequestQueue
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.driver.epoch_loop import DENIED_PATIENCE
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.operator_requests import ENDING_KINDS, PINNING_KINDS, pin_for_request
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
@@ -196,6 +198,7 @@ class SealLoop:
         self.queries: dict[str, SealedQuery] = {}
         self.raced: set[str] = set()
         self.error: TidegateError | None = None
+        self._denied_since: float | None = None  # the store refuses the keys
         self._closing = threading.Event()
         self._looked_at = 0.0  # for batches that no report has announced
         self._committed_at: dict[tuple[str, int], float] = {}  # as this loop has seen it
@@ -331,11 +334,16 @@ class SealLoop:
         return bool(behind)
 
     def _guard(self, step: Callable[[], bool]) -> bool:
-        """Call a step; True if it should be called again. A store that is away is waited for."""
+        """Call a step; True if it should be called again.
+
+        A store that is away is waited for, and one that refuses the keys for ten minutes.
+        """
         try:
-            return step()
-        except TransientError as error:
-            if error.code in _ENDING:
+            again = step()
+            self._denied_since = None
+            return again
+        except (TransientError, StoreDeniedError) as error:
+            if error.code in _ENDING or self._is_denied_for_long(error):
                 self.fail(error)
                 return False
             _log.warning("transient", code=error.code, error=error.message)
@@ -345,6 +353,13 @@ class SealLoop:
         except Exception as error:
             self.fail(classify_error(self._slot_log.pipeline, error))
             return False
+
+    def _is_denied_for_long(self, error: TidegateError) -> bool:
+        if not isinstance(error, StoreDeniedError):
+            return False
+        now = time.monotonic()
+        self._denied_since = now if self._denied_since is None else self._denied_since
+        return now - self._denied_since >= DENIED_PATIENCE
 
     def fail(self, error: TidegateError) -> None:
         """Note what ends the job, and ask for its end; the first error stays."""

@@ -35,7 +35,14 @@ from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
 from tidegate.json_types import JsonObject
 
 from .checkpoint_files import SINK_LOG
-from .errors import COMMIT_GONE, ROLLBACK_FAILED, SINK_AHEAD, SINK_UNKNOWN, TABLE_SHARED, TOPIC_NOT_INFORMED
+from .errors import (
+    COMMIT_GONE,
+    ROLLBACK_FAILED,
+    SINK_AHEAD,
+    SINK_UNKNOWN,
+    TABLE_SHARED,
+    TOPIC_NOT_INFORMED,
+)
 from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")

@@ -15,7 +15,6 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
@@ -278,7 +277,9 @@ def test_a_sink_that_no_one_can_read_is_not_taken_over(tmp_path: Path) -> None:
             if repeatable:
                 assert made._start_query(facts) is not None
                 continue
-            with pytest.raises(ConfigurationError, match="after batch 0 .* have batch 1") as refused:
+            with pytest.raises(
+                ConfigurationError, match=r"after batch 0 .* have batch 1"
+            ) as refused:
                 made._start_query(facts)
             assert refused.value.code == "job.sink_unknown"
             assert not (folder / "q").exists()

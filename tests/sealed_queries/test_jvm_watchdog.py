@@ -61,8 +61,6 @@ def test_a_driver_that_says_goodbye_leaves_the_jvm_alone(jvm: subprocess.Popen[b
     assert jvm.poll() is None
 
 
-
-
 def test_a_jvm_does_not_outlive_the_lease_of_a_driver_that_stands_still(
     jvm: subprocess.Popen[bytes],
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -12,8 +13,9 @@ import pytest
 
 from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_events import end_query, report_batch, report_idle, start_query
-from tests.servers.memory_store import Fault
+from tests.servers.memory_store import Fault, StoreRequest
 from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
@@ -143,6 +145,35 @@ def test_an_outage_leaves_no_batch_out_and_no_figures(bench: JobBench, place: st
     loop.seal_committed(patience=0)
     assert sorted(_list_sealed(bench)) == [("first", 0, 5), ("second", 0, 5)]
     assert (first.sealed, second.sealed) == (0, 0)
+
+
+def test_a_store_that_refuses_the_keys_for_a_while_is_waited_for(bench: JobBench) -> None:
+    """Keys are renewed while jobs run; the ten minutes are those of pipelines."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    loop._closing.set()  # no pause between two tries
+    query, made = bench.query("q")
+    loop.queries["q"] = query
+    made.commit(0)
+
+    def deny_slots(request: StoreRequest) -> None:
+        if "/slots/" in request.key:
+            raise StoreDeniedError("403 ExpiredToken", code="store.denied")
+
+    bench.store.hook = deny_slots
+    again = partial(loop._guard, lambda: loop.seal_committed(patience=0) < 0)
+    assert [again(), again()] == [True, True]
+    bench.store.hook = None
+    assert not again()  # it need not be called again
+    assert (query.sealed, loop.error) == (0, None)
+    made.commit(1)
+    bench.store.hook = deny_slots
+    assert again()
+    assert loop._denied_since is not None
+    loop._denied_since -= 600.0
+    assert not again()
+    assert loop.error is not None
+    assert loop.error.failure_class.exit_code == 2
 
 
 @dataclass
