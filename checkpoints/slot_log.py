@@ -10,11 +10,12 @@ same number, but both need the same slot.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tidegate.errors import TransientError
+from tidegate.json_types import JsonObject
 
 from .bucket_layout import BucketLayout, CheckpointId
 from .canonical_json import sha256_of_bytes
@@ -28,6 +29,7 @@ from .errors import (
 from .errors import SealUndecidedError as SealUndecidedError
 from .host_clock import SYSTEM_CLOCK, Clock
 from .manifest import (
+    SINKS_FORMAT_VERSION,
     FileRef,
     ForkRecord,
     Manifest,
@@ -320,6 +322,7 @@ class SlotLog:
         who: str,
         why: str,
         at: int | None = None,
+        sinks: Sequence[JsonObject] = (),
     ) -> Sealed | SlotTaken:
         """Restore: end the current timeline after `head`, and open the next after `recover_to`.
 
@@ -333,6 +336,7 @@ class SlotLog:
             who: the person or program that restores.
             why: the reason.
             at: microseconds UTC; default: now.
+            sinks: what the restore owes to the sinks of a job.
 
         Raises:
             ConfigurationError: `recover_to` was never completed.
@@ -341,6 +345,7 @@ class SlotLog:
         # Raises before anything is written.
         target = self.open_checkpoint(recover_to) if recover_to else None
         record = ForkRecord(
+            format_version=SINKS_FORMAT_VERSION if sinks else 1,
             timeline=head.timeline,
             slot=head.next_slot,
             new_timeline=head.timeline + 1,
@@ -352,6 +357,7 @@ class SlotLog:
             at=self._clock.wall_ticks() if at is None else at,
             recover_to=str(recover_to) if recover_to else None,
             recover_to_sha256=target.sha256 if target else None,
+            sinks=list(sinks),
         )
         return self.seal(record)
 

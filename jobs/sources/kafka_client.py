@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import TidegateError
 from tidegate.jobs.spec.source_options import KafkaOptions
+from tidegate.time_units import TICK_MAX
 
 from .errors import (
     CHANGED_WHILE_READ,
@@ -37,7 +38,10 @@ MESSAGE_SCHEMA: Final = pa.schema(
         "timestamp": pa.timestamp("us", "UTC"),
     }
 )
-"""Columns of the batches that `RangeReader.read_ranges` yields."""
+"""Columns of the batches that `RangeReader.read_ranges` yields.
+
+`timestamp` is null unless a column takes it, and where no column can hold it.
+"""
 
 _SAME_NAMES = frozenset(
     {
@@ -275,13 +279,13 @@ class RangeReader:
 
     def _tabulate_messages(self, messages: Sequence[Any]) -> pa.RecordBatch:
         times = [m.timestamp()[1] for m in messages] if self._kafka.timestamp is not None else None
-        moments = pa.nulls(len(messages), pa.int64()) if times is None else pa.array(times)
+        moments = pa.nulls(len(messages), pa.int64()) if times is None else _to_ticks(times)
         columns = [
             pa.array([message.key() for message in messages], pa.binary()),
             pa.array([message.value() for message in messages], pa.binary()),
             pa.array([message.partition() for message in messages], pa.int32()),
             pa.array([message.offset() for message in messages], pa.int64()),
-            moments.cast(pa.timestamp("ms", "UTC")).cast(MESSAGE_SCHEMA.field("timestamp").type),
+            moments.cast(MESSAGE_SCHEMA.field("timestamp").type),
         ]
         return pa.record_batch(columns, MESSAGE_SCHEMA)
 
@@ -308,6 +312,12 @@ class RangeReader:
     def close(self) -> None:
         """Close the connections."""
         self._consumer.close()
+
+
+def _to_ticks(times: Sequence[int]) -> Any:
+    """Milliseconds in ticks; null where there are more than a column holds."""
+    most = TICK_MAX // 1000
+    return pa.array([time * 1000 if abs(time) <= most else None for time in times], pa.int64())
 
 
 class _Refusal:

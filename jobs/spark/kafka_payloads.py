@@ -225,8 +225,12 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
         found[column] = (
             f"try_element_at(filter(headers, h -> h.key = {quote_text(header)}), -1).value"
         )
-    values = {kafka.timestamp: "timestamp"} if kafka.timestamp else {}
+    values: dict[str, str] = {}
     faults: list[tuple[str, str]] = []
+    if kafka.timestamp:
+        values[kafka.timestamp] = "timestamp"
+        words = "the timestamp of the message is more than a column holds"
+        faults.append(("timestamp IS NULL", quote_text(words)))
     for name, raw in found.items():
         kind, words = source.columns[name], f"CAST({raw} AS string)"
         values[name] = raw if kind == "binary" else _cast_text_sql(words, kind, source)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 from tidegate.errors import ConfigurationError, TransientError
@@ -133,8 +134,15 @@ def test_errors_are_told_in_the_words_of_the_catalogue(
 class Event:
     """A message of the library, or an error of a partition."""
 
-    def __init__(self, partition: int, offset: int, error: Told | None = None) -> None:
+    def __init__(
+        self, partition: int, offset: int, error: Told | None = None, time: int = 0
+    ) -> None:
         self._partition, self._offset, self._error = partition, offset, error
+        self._time = time
+
+    def timestamp(self) -> tuple[int, int]:
+        """Its kind and the milliseconds."""
+        return 1, self._time
 
     def topic(self) -> str | None:
         """None for an error that concerns no topic."""
@@ -296,3 +304,18 @@ def test_an_old_refusal_explains_no_later_outage_of_a_question(
     monkeypatch.setattr(Admin, "answers", False)
     with pytest.raises(TransientError, match="could not be reached"):
         getattr(offsets, question)()
+
+
+def test_a_time_that_no_column_holds_costs_only_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nanoseconds in the place of milliseconds come as null, beside the times of the others."""
+    monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
+    held = [1_700_000_000_000, -1, 2**63 // 1000]
+    stamps = [*held, held[-1] + 1, -held[-1] - 1, 1_700_000_000_000_000_000]
+    events = [Event(0, offset, time=stamp) for offset, stamp in enumerate(stamps)]
+    monkeypatch.setattr(Consumer, "batches", [events])
+    reader = RangeReader("web", KafkaOptions(servers="b:9092", topic="t", timestamp="sent"), {})
+    (batch,) = reader.read_ranges({0: (0, len(events))})
+    times = batch["timestamp"].cast(pa.int64()).to_pylist()
+    assert times == [*(stamp * 1000 for stamp in held), None, None, None]
