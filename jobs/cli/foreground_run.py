@@ -106,8 +106,9 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
     with ExitStack() as resources:
         # A folder for all users of the host, and a log may quote rows.
         private = partial(os.open, mode=0o600)
-        log = open(path, "a", encoding="utf-8", buffering=1, opener=private)
-        file = resources.enter_context(log)
+        file = resources.enter_context(
+            open(path, "a", encoding="utf-8", buffering=1, opener=private)
+        )
         resources.enter_context(_send_stderr(file))
         configure_logs(json=False, file=file)
         names = {LOG_VARIABLE: str(path), ATTEMPT_VARIABLE: attempt}
