@@ -15,7 +15,6 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
