@@ -66,8 +66,8 @@ def test_a_jvm_does_not_outlive_the_lease_of_a_driver_that_stands_still(
 ) -> None:
     """Otherwise it would write into a sink that another driver has taken over."""
     command = [sys.executable, "-c", _DRIVER, str(jvm.pid)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes) as driver:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == b"watched\n"
         driver.send_signal(signal.SIGSTOP)
