@@ -221,8 +221,9 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        rules = {"may_end": self._spec.may_end, "batch_within": self._spec.batch_within / 1e6}
-        return SealLoop(sealer, self._reports, *own, **rules)
+        loop = SealLoop(sealer, self._reports, *own)
+        loop.may_end, loop.batch_within = self._spec.may_end, self._spec.batch_within / 1e6
+        return loop
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
