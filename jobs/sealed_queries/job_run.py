@@ -13,7 +13,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -50,6 +50,10 @@ from tidegate.jobs.spark.spark_session import (
 )
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 from tidegate.jobs.spec.operations import add_bucket_jars
+from tidegate.jobs.spec.source_options import (
+    resolve_environment_value,
+    resolve_environment_values,
+)
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
 
@@ -93,6 +97,7 @@ from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
+    mask_settings,
     install_hooks,
 )
 
@@ -148,7 +153,9 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
         # Without it, functions in Python run with whatever is called python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
+        # Rows are in its files, as state and as plans of batches.
         home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
         election = LeaderElection(store, spec.name, stop, retry, options, home / ALIVE_FILE)
         if not election.wait_until_wanted():
             return ENDED_BEFORE_LEASE
@@ -177,6 +184,8 @@ class JobSession(LeasedSession):
     ) -> None:
         self._spec, self._options, self._store, self._stop = spec, options, store, stop
         self._uid = uid
+        self._conf = resolve_environment_values("conf", spec.conf, os.environ)
+        self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
         super().__init__(spec, store, lease, self._digest)
         self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
@@ -238,7 +247,8 @@ class JobSession(LeasedSession):
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         failure: Exception | None = None
-        hooks = install_hooks(self._choose_settings, self._adopt_session, self._start_query)
+        callbacks = (self._choose_settings, self._adopt_session, self._start_query)
+        hooks = install_hooks(*callbacks, secrets=self._secrets)
         try:
             with keep_stop_handlers(), hooks:
                 self._run_script()
@@ -274,7 +284,11 @@ class JobSession(LeasedSession):
 
     def _run_script(self) -> None:
         script = self._options.script
-        with _set_arguments(script, self._spec.args):
+        arguments = [
+            resolve_environment_value(f"args.{place}", text, os.environ)
+            for place, text in enumerate(self._spec.args)
+        ]
+        with _set_arguments(script, arguments):
             try:
                 runpy.run_path(str(script), run_name="__main__")
             except SystemExit as end:
@@ -373,7 +387,7 @@ class JobSession(LeasedSession):
 
     def _choose_settings(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Return the settings of a session or a context that replace those of the script."""
-        chosen = dict(self._spec.conf)
+        chosen = self._conf | mask_settings(self._secrets, {**given, **self._conf})
         settings = {**given, **chosen}
         if "spark.remote" in settings or os.environ.get("SPARK_REMOTE"):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
@@ -453,7 +467,7 @@ class JobSession(LeasedSession):
             if location.is_first:
                 adopt_checkpoint(location, name, facts.location, spec.name, self._uid)
         if location.bucket is not None:
-            set_bucket_access(facts.session, folder.address, spec.conf)
+            set_bucket_access(facts.session, folder.address, self._conf)
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
@@ -511,7 +525,7 @@ class JobSession(LeasedSession):
 
 
 @contextlib.contextmanager
-def _set_arguments(script: Path, arguments: tuple[str, ...]) -> Iterator[None]:
+def _set_arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Give the script its arguments and its own folder, as Python would."""
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]

@@ -26,7 +26,7 @@ def keep_stop_handlers() -> Iterator[None]:
         present = ours.get(number)
         if os.getpid() != driver or not callable(present):
             return install(number, handler)
-        install(number, present if handler is present else _chain_handlers(present, handler))
+        install(number, present if handler is present else _make_signal_hook(present, handler))
         before, theirs[number] = theirs[number], handler
         return before
 
@@ -37,7 +37,7 @@ def keep_stop_handlers() -> Iterator[None]:
         signal.signal = install
 
 
-def _chain_handlers(first: Callable[..., Any], second: Any) -> Callable[..., None]:
+def _make_signal_hook(first: Callable[..., Any], second: Any) -> Callable[..., None]:
     from_pyspark = (getattr(second, "__module__", None) or "").startswith("pyspark.")
 
     def handle_signal(number: int, frame: object) -> None:
