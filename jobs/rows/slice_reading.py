@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
@@ -198,14 +197,27 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
     return pa.type_for_alias(spark_to_arrow_type(own))
 
 
-def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:
-    names = schema.names[: -len(POSITION_COLUMNS)]
+def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
+    """Rows of an object, by their places in it, with all columns that can be read, as stored."""
+    rows = _read_columns(part, [name for name, _ in select_readable_columns(part.columns)])
+    if part.has_row_numbers:
+        numbers = pc.index_in(numbers, value_set=rows[OFFSET_COLUMN])
+    return rows.take(numbers)
+
+
+def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> pa.Table:
+    """Columns of an object, or of one of its row groups."""
     try:
         file = open_parquet_file(part.path)
-        rows = file.read(columns=names)
-        unread = _judge_unread_columns(file, part, source, names)
+        return file.read(columns=names) if group is None else file.read_row_group(group, names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
+
+
+def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:
+    names = schema.names[: -len(POSITION_COLUMNS)]
+    rows = _read_columns(part, names)
+    unread = _judge_unread_columns(part, source, names)
     if not part.is_whole:
         rows = rows.slice(part.row_start, part.row_end - part.row_start)
     size = rows.num_rows
@@ -235,9 +247,7 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec)
     return found.append_column(BAD_REASON, reasons)
 
 
-def _judge_unread_columns(
-    file: pq.ParquetFile, part: CutPart, source: SourceSpec, read: Collection[str]
-) -> Any:
+def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[str]) -> Any:
     """What is wrong with values of declared columns that are not read, a row group at a time.
 
     None where nothing is. A survey needs few columns, and yet has to know all dead rows.
@@ -252,8 +262,8 @@ def _judge_unread_columns(
         return None
     schema, names = pa.schema(kinds), [*kinds]
     found = []
-    for number in range(file.num_row_groups):
-        rows = file.read_row_group(number, columns=names)
+    for group in range(open_parquet_file(part.path).num_row_groups):
+        rows = _read_columns(part, names, group)
         reasons = convert_rows(rows, schema, names)[1]
         found.append((rows.num_rows, reasons))
     if all(reasons is None for _, reasons in found):

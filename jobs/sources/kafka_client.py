@@ -131,6 +131,7 @@ class ClientTopicOffsets:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         specs: Any = import_module("confluent_kafka.admin").OffsetSpec
+        self._forget_refusals()
         committed = settled and self._settings["isolation.level"] == "read_committed"
         level = "READ_COMMITTED" if committed else "READ_UNCOMMITTED"
         try:
@@ -155,6 +156,7 @@ class ClientTopicOffsets:
         """Return the id of the topic that has the name now; None from brokers without ids."""
         from confluent_kafka import KafkaException
 
+        self._forget_refusals()
         try:
             found = self._describe_topic().topic_id
         except KafkaException as error:
@@ -179,6 +181,12 @@ class ClientTopicOffsets:
             own = {**_CONNECTION_SETTINGS, "error_cb": self._refusal.note_error}
             self._admin = AdminClient({**settings, **own})
         return self._admin
+
+    def _forget_refusals(self) -> None:
+        """Forget what brokers said before this question: it explains no later outage."""
+        if self._admin is not None:
+            self._admin.poll(0)  # calls back for what has come since the last question
+        self._refusal.take()
 
     def _give_up(self, error: Any) -> TidegateError:
         """Translate an error, and let the next question open a new client."""
@@ -224,6 +232,9 @@ class RangeReader:
 
         topic = self._kafka.topic
         positions = {partition: start for partition, (start, end) in ranges.items() if end > start}
+        # What brokers said before this range explains no later outage; `poll` calls back for it.
+        self._consumer.poll(0)
+        self._refusal.take()
         ends = np.zeros(max(ranges, default=0) + 1, dtype=np.int64)
         for partition in positions:
             ends[partition] = ranges[partition][1]
@@ -252,6 +263,7 @@ class RangeReader:
                     raise translate_client_error(refusal, self._kafka)
                 detail = f"nothing came for {_SILENCE_SECONDS:.0f} s"
                 raise KAFKA_UNAVAILABLE(servers=self._kafka.servers, detail=detail)
+        self._refusal.take()  # this broker answers again
         events: list[Any] = [message for message in found if message.error() is not None]
         batch = self._tabulate_messages(
             [message for message in found if message.error() is None] if events else found
@@ -309,7 +321,11 @@ def _to_ticks(times: Sequence[int]) -> Any:
 
 
 class _Refusal:
-    """The newest error of a login or a certificate, which a client tells to its callback only."""
+    """The newest error of a login or a certificate, which a client tells to its callback only.
+
+    A broker that restarts during a login looks like one that refuses it, so an answer that comes
+    afterwards takes the error back.
+    """
 
     def __init__(self) -> None:
         self._newest: Any = None

@@ -247,6 +247,16 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
 # Text: JSON, and Protobuf's values as text
 
 
+# A registry's serializer puts the byte 0 and the schema's id, four bytes, before the JSON.
+_NO_JSON_OBJECT: Final = (
+    "CASE WHEN hex(substring(value, 1, 1)) = '00' AND hex(substring(value, 6, 1)) = '7B'"
+    " THEN concat('the message is not a JSON object: it begins with the 5 bytes of a serializer"
+    " that uses a schema registry, schema ', conv(hex(substring(value, 2, 4)), 16, 10),"
+    " '; payload: json reads JSON without them')"
+    " ELSE 'the message is not a JSON object' END"
+)
+
+
 def _decode_json(
     messages: DataFrame, source: SourceSpec, known: Mapping[int, bytes]
 ) -> _DecodedPayload:
@@ -277,7 +287,7 @@ def _decode_json(
         f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END AS _j",
     )
     no_object = f"NOT _plain AND (_k IS NULL OR _j.{_CORRUPT_COLUMN} IS NOT NULL)"
-    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
+    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN {_NO_JSON_OBJECT} END"
     if source.evolution.added == "dead_letter":
         strange = f"array_except(_k, array({', '.join(map(quote_text, kinds))}))"
         why = (

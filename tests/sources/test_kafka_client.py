@@ -6,6 +6,7 @@ tests/e2e/test_kafka.py and its neighbours read a real broker with it.
 from __future__ import annotations
 
 from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import confluent_kafka
@@ -175,6 +176,7 @@ class Consumer:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.unassigned: list[int] = []
+        self.tell_error = settings["error_cb"]
 
     def assign(self, places: list[Any]) -> None:
         """Nothing is fetched."""
@@ -183,11 +185,17 @@ class Consumer:
         """Note it."""
         self.unassigned += [place.partition for place in places]
 
+    def poll(self, seconds: float) -> None:
+        """Call back with an error that came between two ranges."""
+        self.tell_error(Told("_AUTHENTICATION"))
+
     def unassign(self) -> None:
         """Nothing is left."""
 
     def consume(self, number: int, seconds: float) -> list[Event]:
         """The next batch; none when all were handed out."""
+        if self.batches:
+            self.tell_error(Told("_AUTHENTICATION"))
         return self.batches.pop(0) if self.batches else []
 
     def close(self) -> None:
@@ -244,6 +252,58 @@ def test_silence_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that sends nothing of a range that it has is not waited for without end."""
     with pytest.raises(TransientError, match="nothing came"):
         read(monkeypatch, {0: (0, 9)}, [Event(0, 0)])
+
+
+def test_an_old_refusal_explains_no_later_outage_of_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that restarts during a login looks like one that refuses it.
+
+    Between two ranges, and before messages that came all the same.
+    """
+    with pytest.raises(TransientError, match="nothing came"):
+        read(monkeypatch, {0: (0, 9)})
+    with pytest.raises(TransientError, match="nothing came"):
+        read(monkeypatch, {0: (0, 9)}, [Event(0, 0)])
+
+
+class Admin:
+    """Answers a question about a topic, or does not."""
+
+    answers: ClassVar[bool] = True
+    heard: ClassVar[list[str]] = []
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._tell_error = settings["error_cb"]
+
+    def poll(self, seconds: float) -> None:
+        """Call back with what was heard."""
+        while self.heard:
+            self._tell_error(Told(self.heard.pop()))
+
+    def describe_topics(self, names: Any, request_timeout: float) -> Any:
+        """Answer with a topic, or fail."""
+        if not self.answers:
+            raise confluent_kafka.KafkaException(Told("_TIMED_OUT"))
+        half = SimpleNamespace(get_most_significant_bits=int, get_least_significant_bits=int)
+        topic = SimpleNamespace(topic_id=half, partitions=[])
+        return {"t": SimpleNamespace(result=lambda: topic)}
+
+
+@pytest.mark.parametrize("question", ["read_offsets", "read_topic_id"])
+def test_an_old_refusal_explains_no_later_outage_of_a_question(
+    monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """The error of the question that failed counts."""
+    monkeypatch.setattr("confluent_kafka.admin.AdminClient", Admin)
+    monkeypatch.setattr(Admin, "answers", True)
+    settings = {"isolation.level": "read_committed"}
+    offsets = ClientTopicOffsets(KafkaOptions(servers="b:9092", topic="t"), settings)
+    assert offsets.read_topic_id() is None
+    Admin.heard.append("_AUTHENTICATION")
+    monkeypatch.setattr(Admin, "answers", False)
+    with pytest.raises(TransientError, match="could not be reached"):
+        getattr(offsets, question)()
 
 
 def test_a_time_that_no_column_holds_costs_only_its_message(

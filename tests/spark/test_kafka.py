@@ -116,6 +116,20 @@ def test_one_pass_is_as_exact_as_two(session: SparkSession) -> None:
     assert found[7]["item"] == '{"a":[1,"b"]}'
 
 
+def test_the_bytes_of_a_registry_s_serializer_are_named(session: SparkSession) -> None:
+    """A serializer of JSON Schema puts the byte 0 and the schema's id before the object."""
+    framed = b'\x00\x00\x00\x01\x02{"at": "2026-03-01T10:00:00Z", "n": 1}'
+    found = rows(session, [framed, b"\x00\x00\x00"])
+    said = (
+        "the message is not a JSON object: it begins with the 5 bytes of a serializer that uses a"
+    )
+    assert (found[0]["_why"].partition(" schema registry, ")[::2]) == (
+        said,
+        "schema 258; payload: json reads JSON without them",
+    )
+    assert found[1]["_why"] == "the message is not a JSON object"
+
+
 def test_options(session: SparkSession) -> None:
     """Unknown fields may be ignored, times may be numbers, names may have changed, tombstones may
     be rows.
