@@ -98,3 +98,18 @@ def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBenc
     for batch in (2, 3):
         bench.sealer.seal(query, batch, BatchReport())
     assert list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}
+
+
+def test_what_a_function_took_back_is_not_restored(bench: JobBench) -> None:
+    """The rows have left the sink, and the log of an abandoned timeline does not bring them back."""
+    query, made = bench.query("q", SinkRewind.CALLBACK)
+    for batch in range(2):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    undone = plan_restore(bench.log, bench.sealed[1].id)
+    with pytest.raises(ConfigurationError, match=r"took its batches up to 1 out of .* query q"):
+        commit_restore(bench.log, bench.lease, undone, request_id="s", who="ann", why="no")
+    again = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, again, request_id="t", who="ann", why="yes")
