@@ -64,7 +64,7 @@ class RestorePlan(FrozenModel):
     since: int | None
     spec_changed: bool
     sinks: tuple[SinkPlan, ...] = ()
-    regained: dict[str, int] = {}
+    regained: dict[str, int]
 
     def require_sinks_follow(self) -> None:
         """Refuse a restore that a sink cannot follow.
