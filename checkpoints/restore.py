@@ -14,6 +14,8 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+
 from .batch_notes import SinkPlan, SinkRewind, list_called_queries, plan_sinks
 from .bucket_layout import BucketLayout, CheckpointId
 from .checkpoint_catalog import CheckpointCatalog
@@ -62,7 +64,7 @@ class RestorePlan(FrozenModel):
     since: int | None
     spec_changed: bool
     sinks: tuple[SinkPlan, ...] = ()
-    regained: dict[str, int] = {}
+    regained: dict[str, int]
 
     def require_sinks_follow(self) -> None:
         """Refuse a restore that a sink cannot follow.
@@ -83,12 +85,23 @@ class RestorePlan(FrozenModel):
 
 
 def plan_restore(
-    log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None
+    log: SlotLog,
+    target: CheckpointId | None,
+    *,
+    catalog: CheckpointCatalog | None = None,
+    spec: SupervisedSpec | None = None,
 ) -> RestorePlan:
     """Return what a restore of `target` (None: the beginning) would take back.
 
     Writes nothing except pages of the slot index. Does not refuse a condemned target, or a sink
     that cannot follow; `commit_restore` does.
+
+    Args:
+        log: of the pipeline or job.
+        target: the checkpoint; None for the beginning.
+        catalog: of that log.
+        spec: the present one. What a job's says about its sinks counts before what the newest
+            batches have noted; None: only that is known.
 
     Raises:
         ConfigurationError: `target` was never completed, or an epoch that the restore would apply
@@ -131,7 +144,9 @@ def plan_restore(
             and manifest is not None
             and head.record.spec_digest != manifest.spec_digest
         ),
-        sinks=plan_sinks(head.record, manifest),
+        sinks=plan_sinks(
+            head.record, manifest, spec.repeatable if isinstance(spec, JobSpec) else ()
+        ),
         regained=list_called_queries(manifest) if regained > 0 else {},
     )
 

@@ -50,6 +50,7 @@ from .store import (
 SEAL_BUDGET = 30.0
 _FIRST_PAUSE_SECONDS = 0.05  # between two tries; it doubles, with jitter
 _LONGEST_PAUSE_SECONDS = 2.0
+_MOST_STEPS = 16  # from one slot to the next, before all are listed again
 
 Record = TypeVar("Record", Manifest, ForkRecord)
 
@@ -190,6 +191,7 @@ class SlotLog:
         self._forks: tuple[_OpenedFork, ...] = ()
         # Valid while a LIST shows the same ETag: a stub may replace the epoch.
         self._newest: SlotContents | None = None
+        self._lists_etags = True  # until a LIST shows that the store is a folder
 
     def head(self) -> LogHead:
         """Read the end of the log: one LIST of one key, and one GET if the record is new.
@@ -218,15 +220,33 @@ class SlotLog:
 
         Raises as `read_slot`.
         """
+        newest = self._newest
+        if not self._lists_etags and newest is not None and newest.record.timeline == timeline:
+            newest = self._newest = self._read_on(newest)
+            if newest is not None:
+                return newest
         entry = next(self.store.list_objects(self.layout.slots_prefix(timeline), limit=1), None)
         if entry is None:
             return None
-        newest = self._newest
+        self._lists_etags = bool(entry.etag)
         # The listing already says whether the record is the one that was read last, so an unchanged
         # head costs no GET.
         if newest is None or not entry.etag or (newest.key, newest.etag) != (entry.key, entry.etag):
             newest = self._newest = self._parse_slot(self.store.get(entry.key))
         return newest
+
+    def _read_on(self, known: SlotContents) -> SlotContents | None:
+        """Return the newest record, found from one that is known; None if it is far away.
+
+        Slots have no gaps. A folder would sort the names of all its slots to list one.
+        """
+        timeline, slot = known.record.timeline, known.record.slot
+        for following in range(slot + 1, slot + _MOST_STEPS):
+            found = self.read_slot(timeline, following)
+            if found is None:
+                # Read again, as after a LIST without ETags: its file may be damaged by now.
+                return self.read_slot(timeline, following - 1)
+        return None
 
     def read_slot(self, timeline: int, slot: int) -> SlotContents | None:
         """Return the contents of one slot; None while it is empty.

@@ -42,8 +42,6 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
 def _explain_source(source: SourceSpec) -> str | None:
     if source.kind != "objects" or needs_decoding(source) or source.table is not None:
         return "not plain Parquet objects"
-    if source.has_conditions or source.select:
-        return "conditions or selected columns"
     return None
 
 

@@ -38,6 +38,7 @@ from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
+from .odd_texts import MarkedText, add_marks, decode_line
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -218,7 +219,7 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     """Read one JSON object per line; empty lines are not rows and do not count."""
     # A byte order mark stands before the first line, or before others where files were joined.
     lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
-    texts = [line.decode("utf-8", "replace") for line in lines if line.strip()]
+    texts = [decode_line(line) for line in lines if line.strip()]
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns
@@ -229,9 +230,14 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
     ignored = spec.evolution.added == "ignore"
     rows = query_table(
-        pa.table({"line": pa.array(texts, pa.string())}),
+        pa.table(
+            {
+                "line": pa.array([text for text, _ in texts], pa.string()),
+                "is_text": pa.array([is_text for _, is_text in texts], pa.bool_()),
+            }
+        ),
         f"""WITH judged AS (
-            SELECT line,
+            SELECT line, is_text,
                 CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
             FROM rows),
         named AS (
@@ -239,7 +245,8 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
                 lambda k: NOT list_contains($names, k)) AS _unknown
             FROM judged)
         SELECT line AS {BAD_TEXT}, {columns}, _unknown,
-            CASE WHEN NOT ok THEN 'the line is not a JSON object'
+            CASE WHEN NOT is_text THEN 'the line is not UTF-8'
+            WHEN NOT ok THEN 'the line is not a JSON object'
             WHEN len(_unknown) > 0 AND NOT {ignored}
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
@@ -299,26 +306,30 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
     return rows
 
 
-def _read_csv_header(data: bytes, spec: SourceSpec) -> list[str]:
+def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     """Return the names in the first line as Python's reader of CSV sees them.
 
     Raises:
         ValueError: the line cannot be read, or names a column twice.
     """
-    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    text = io.TextIOWrapper(io.BytesIO(marked.data), "utf-8-sig", newline="")
     try:
         lines = csv.reader(text, delimiter=spec.parse.delimiter, quotechar=spec.parse.quote)
         names = next((line for line in lines if line), [])
     except csv.Error as error:
         raise ValueError(f"the header cannot be read: {error}") from error
+    odd = [why for mark, why in marked.complaints.items() if mark in "".join(names)]
+    if odd:
+        raise ValueError(f"the header cannot be read: {odd[0]}")
     if len(set(names)) < len(names):
         raise ValueError("the header names a column twice")
     return names
 
 
 def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
-    names = _read_csv_header(data, spec) if spec.parse.header else list(spec.columns)
-    table, broken = _parse_csv(data, names, spec)
+    marked = add_marks(data, spec.parse.delimiter, spec.parse.quote)
+    names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
+    table, broken = _parse_csv(marked.data, names, spec)
     if table.column_names != names:  # the type of a column with another name would be guessed
         raise ValueError(
             f"the header reads as {', '.join(names)} or as {', '.join(table.column_names)}"
@@ -328,11 +339,14 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
     row_texts = pa.compute.binary_join_element_wise(
         *(pa.compute.fill_null(column, "") for column in columns), spec.parse.delimiter
     )
-    texts = pa.table(
-        [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
-        names=[*names, BAD_REASON, BAD_TEXT],
-    )
+    reasons = pa.nulls(table.num_rows, pa.string())
+    for mark, why in marked.complaints.items():
+        has_mark = pa.compute.match_substring(row_texts, mark)
+        reasons = pa.compute.if_else(has_mark, why, reasons)
+        row_texts = pa.compute.replace_substring(row_texts, mark, "\ufffd")
+    texts = pa.table([*columns, reasons, row_texts], names=[*names, BAD_REASON, BAD_TEXT])
     texts = _drop_lookalikes(texts, spec)
+    broken = {number: marked.clean(text) for number, text in broken.items()}
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
 
 
@@ -447,11 +461,15 @@ def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
 def build_complaint_sql(name: str, kind: str, spec: SourceSpec) -> str:
     """Return DuckDB SQL that says why a text does not fit; `name` is the column without quotes."""
     complaint = f"""'{name} is no {kind}: ' || "{name}" """
-    if kind != "timestamp" or spec.parse.timestamps != "iso" or spec.timezone is not None:
+    if kind != "timestamp" or spec.parse.timestamps != "iso":
         return complaint
-    no_zone = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
     is_naive = _matches(f'"{name}"', _NAIVE_TIMESTAMP)
-    return f"CASE WHEN {is_naive} THEN {no_zone} ELSE {complaint} END"
+    if spec.timezone is None:
+        why = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
+    else:
+        is_naive += f' AND try_cast("{name}" AS TIMESTAMP) IS NOT NULL'
+        why = f"""'{name} is a local time that {spec.timezone} skips: ' || "{name}" """
+    return f"CASE WHEN {is_naive} THEN {why} ELSE {complaint} END"
 
 
 def _matches(column: str, pattern: str) -> str:
@@ -465,7 +483,7 @@ def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
         return f"TRY(make_timestamptz(CAST({micros} AS BIGINT)))"
     naive = "NULL"
     if spec.timezone is not None:
-        naive = f"try_cast({column} AS TIMESTAMP) AT TIME ZONE '{spec.timezone}'"
+        naive = f"TRY(local_instant(try_cast({column} AS TIMESTAMP), '{spec.timezone}'))"
     return (
         f"CASE WHEN {_matches(column, _ZONED_TIMESTAMP)} THEN try_cast({column} AS TIMESTAMPTZ)"
         f" WHEN {_matches(column, _NAIVE_TIMESTAMP)} THEN {naive} END"
