@@ -455,7 +455,7 @@ class JobSession(LeasedSession):
             return None
         self._refuse_bad_query(name, facts)
         folder, batch = location.get_folder(name), location.get_sealed_batch(name)
-        head = self._slot_log.head()
+        head, owner = self._slot_log.head(), f"{self._uid}/{name}"
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -465,7 +465,7 @@ class JobSession(LeasedSession):
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
             lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
-            point = SealedPoint(spec.name, ids, batch, lineage, notice)
+            point = SealedPoint(spec.name, ids, batch, owner, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -479,7 +479,7 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
-        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
+        facts.marks = build_commit_marks(facts, owner, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address

@@ -673,7 +673,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, "", {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)
