@@ -31,6 +31,7 @@ from tidegate.checkpoints.store import CopyingStore
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
 from tidegate.jobs.cli.main import app
 from tidegate.jobs.driver.pipeline_run import stop_on_signals
+from tidegate.jobs.driver.startup import LeaderElection
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
@@ -375,7 +376,7 @@ def test_the_folder_of_a_job_is_for_its_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are in its files. An older folder is closed as well."""
-    monkeypatch.setattr(job_run.LeaderElection, "wait_until_wanted", lambda _: False)
+    monkeypatch.setattr(LeaderElection, "wait_until_wanted", lambda _: False)
     spec = JobSpec.model_validate({**SPEC, "name": "clicks"})
     options = JobOptions(str(tmp_path / "store"), tmp_path / "s.py", home=tmp_path / "jobs")
     (tmp_path / "jobs" / "clicks").mkdir(parents=True)
