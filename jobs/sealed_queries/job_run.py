@@ -56,6 +56,7 @@ from tidegate.jobs.spec.source_options import (
 )
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
+from tidegate.secret_masks import hide_values
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
 from .checkpoint_files import find_planned_batch, find_running_batch, read_query_id
@@ -186,6 +187,11 @@ class JobSession(LeasedSession):
         self._spec, self._options, self._store, self._stop = spec, options, store, stop
         self._uid = uid
         self._conf = resolve_environment_values("conf", spec.conf, os.environ)
+        self._arguments = [
+            resolve_environment_value(f"args.{place}", text, os.environ)
+            for place, text in enumerate(spec.args)
+        ]
+        hide_values({*self._conf.values(), *self._arguments} - {*spec.conf.values(), *spec.args})
         self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
         super().__init__(spec, store, lease, self._digest)
@@ -296,11 +302,7 @@ class JobSession(LeasedSession):
 
     def _run_script(self) -> None:
         script = self._options.script
-        arguments = [
-            resolve_environment_value(f"args.{place}", text, os.environ)
-            for place, text in enumerate(self._spec.args)
-        ]
-        with _set_arguments(script, arguments):
+        with _set_arguments(script, self._arguments):
             try:
                 runpy.run_path(str(script), run_name="__main__")
             except SystemExit as end:

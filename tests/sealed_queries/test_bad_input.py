@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.sealed_queries.fake_events import end_query, start_query
 from tests.servers.memory_store import Fault, MemoryStore
-from tidegate import job
+from tidegate import job, secret_masks
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
@@ -364,6 +364,19 @@ def test_what_comes_from_the_environment_reaches_script_and_spark(
             assert masked.search("mine" if own else "my.Password")
         assert made._secrets == ["spark.my.key"]
         assert "k3y" not in made._spec.model_dump_json()
+
+
+def test_an_error_of_the_script_shows_no_secret_of_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the spec tells that the value is one."""
+    monkeypatch.setattr(secret_masks, "_hidden", set())
+    monkeypatch.setenv("KEY", "hunter-forty-two")
+    for made in _open(tmp_path, {**SPEC, "args": ["env:KEY"]}):
+        made._options.script.write_text("import sys; raise ValueError('no table ' + sys.argv[1])")
+        with pytest.raises(ValueError, match="no table") as failed:
+            made._run_script()
+        assert made._classify(failed.value).message == "clicks: the script failed: no table ***"
 
 
 def test_a_variable_of_the_environment_is_missing(tmp_path: Path) -> None:
