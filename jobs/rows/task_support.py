@@ -7,7 +7,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 
-from .column_casts import cast_never_fails
+from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
 
@@ -54,6 +54,7 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
             source = spec.sources[piece.member.source]
             for part in piece.parts:
                 for name, declared in source.columns.items():
-                    if not cast_never_fails(part["columns"].get(name, "null"), declared):
-                        return f"values of column {name} that may not fit"
+                    arrow = part["columns"].get(name, "null")
+                    if not is_cast_proven(arrow, declared, source.timezone):
+                        return f"column {name} is {arrow}, declared {declared}"
     return None

@@ -277,7 +277,9 @@ def test_a_sink_that_no_one_can_read_is_not_taken_over(tmp_path: Path) -> None:
             if repeatable:
                 assert made._start_query(facts) is not None
                 continue
-            with pytest.raises(ConfigurationError, match="after batch 0 .* have batch 1") as refused:
+            with pytest.raises(
+                ConfigurationError, match=r"after batch 0 .* have batch 1"
+            ) as refused:
                 made._start_query(facts)
             assert refused.value.code == "job.sink_unknown"
             assert not (folder / "q").exists()
@@ -551,6 +553,18 @@ def test_what_spark_reports_decides_how_a_job_ends(
     assert session._classify(failed.value).failure_class.exit_code == code
 
 
+def test_a_query_that_has_lost_a_race_begins_from_what_is_sealed(session: JobSession) -> None:
+    """The next launch would leave out the batch, which is in the sink's log with other rows."""
+    raced, other = (FakeCheckpoint(session._location.folder / name) for name in ("q", "other"))
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended(_LOST_RACE)
+    with pytest.raises(TransientError, match="Race while writing"):
+        session._run_until_ended()
+    assert not raced.folder.exists()
+    assert other.folder.exists()
+
+
 @pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
 def test_a_stop_has_the_same_end_whatever_the_script_makes_of_it(
     session: JobSession, text: str
@@ -659,7 +673,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, "", {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)

@@ -222,6 +222,14 @@ def test_a_message_whose_own_time_no_column_holds(session: SparkSession) -> None
     assert (decoded["sent"].to_pylist(), others["timestamp"].to_pylist()) == ([SENT], [None])
 
 
+def test_a_local_time_is_the_earlier_instant_or_none(session: SparkSession) -> None:
+    """As in objects: one that occurs twice is the earlier of both, one that is skipped is none."""
+    local = ["2024-10-27T02:30:00", "2024-03-31T02:30:00"]
+    found = rows(session, [f'{{"at": "{at}"}}' for at in local], timezone="Europe/Berlin")
+    assert found[0]["at"].timestamp() == 1_729_989_000
+    assert [row["_why"] for row in found] == [None, f"at is no timestamp: {local[1]}"]
+
+
 def test_numbers_beyond_time(session: SparkSession) -> None:
     """A time in nanoseconds, where milliseconds are declared, is a bad value and no overflow."""
     found = rows(
