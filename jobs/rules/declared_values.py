@@ -52,14 +52,14 @@ def convert_rows(rows: pa.Table, schema: pa.Schema, declared: Collection[str]) -
 
 
 def _convert_column(column: Any, kind: pa.DataType) -> tuple[Any, Any, str]:
-    """Return values of a type, which of them stand for another one, and why; None: no value."""
+    """Return values of a type, which of them are not what was written, and why."""
     if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type):
         return *_convert_times(column, kind), _BEYOND
     values = column.cast(kind)
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        return *(_repair_texts(values) if kind == pa.string() else _drop_invalid(values)), NOT_UTF8
+        return *(_replace_bad_bytes(values) if kind == pa.string() else _drop_invalid(values)), NOT_UTF8
     return values, None, ""
 
 
@@ -73,7 +73,7 @@ def _convert_times(column: Any, kind: pa.DataType) -> tuple[Any, Any]:
     return pc.if_else(is_bad, pa.scalar(None, kind), values), is_bad
 
 
-def _repair_texts(column: Any) -> tuple[Any, Any]:
+def _replace_bad_bytes(column: Any) -> tuple[Any, Any]:
     """Replace bytes that are no text by the character for them."""
     raw = column.cast(pa.binary())
     texts = [None if one is None else one.decode("utf-8", "replace") for one in raw.to_pylist()]
