@@ -14,6 +14,8 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+from pydantic import Field
+
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 
 from .batch_notes import SinkPlan, SinkRewind, list_called_queries, plan_sinks
@@ -64,7 +66,7 @@ class RestorePlan(FrozenModel):
     since: int | None
     spec_changed: bool
     sinks: tuple[SinkPlan, ...] = ()
-    regained: dict[str, int] = {}
+    regained: dict[str, int] = Field(default={})
 
     def require_sinks_follow(self) -> None:
         """Refuse a restore that a sink cannot follow.

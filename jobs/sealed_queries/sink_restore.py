@@ -80,7 +80,7 @@ class SealedPoint:
     notice: JsonObject = field(default_factory=dict)
 
     def is_own(self, commit: "TableCommit") -> bool:
-        """Return whether a commit is one of the query, perhaps under an id that nothing has sealed."""
+        """Whether a commit is one of the query, perhaps under an id that nothing has sealed."""
         return commit.query in self.queries or bool(self.owner and commit.owner == self.owner)
 
     def is_kept(self, commit: "TableCommit") -> bool:

@@ -7,8 +7,11 @@ repair out.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from unittest.mock import patch
 
+import structlog
 from tests.simulation.job_world import JobWorld, ViolationError, run_world
 from tests.simulation.planting import Mutant, Patches, reword
 
@@ -130,3 +133,26 @@ def hunt_in_jobs(mutant: Mutant, worlds: int) -> int | None:
         for one in reversed(patches):
             one.stop()
     return None
+
+
+def main() -> int:
+    """``make jobs-soak``: run histories, then hunt each planted bug; return 1 if one is missed."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--worlds", type=int, default=200)
+    worlds = parser.parse_args().worlds
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    for seed in range(worlds):
+        run_world(seed)
+    missed = 0
+    for mutant in JOB_MUTANTS:
+        seed_found = hunt_in_jobs(mutant, worlds)
+        missed += seed_found is None
+        found = "missed" if seed_found is None else f"found by seed {seed_found}"
+        sys.stdout.write(f"{mutant.name:28} {found}\n")
+    total = len(JOB_MUTANTS)
+    sys.stdout.write(f"{worlds} histories, 0 violations; {total} planted bugs, {missed} missed\n")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

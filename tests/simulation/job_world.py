@@ -67,7 +67,7 @@ from tidegate.jobs.spec.job_spec import JobSpec
 
 JOB = "job"
 _UID = "uid"
-_ROWS = 12
+_ROWS = 16
 _STEPS = 90
 _KINDS = ("files", "table", "keyed", "repeated")
 _FORMATS = {"files": "json", "table": "iceberg", "keyed": "foreach", "repeated": "foreach"}
@@ -148,6 +148,7 @@ class JobWorld:
         self._python = self._next_pid()  # the process that runs at the moment
         self._arrived, self._poison = 0, self._choose_poison()
         self._kill_at: tuple[str, bool] | None = None
+        self._retains = self.dice.random() < 0.6  # else all timelines can be restored
         # Queries of which a sink may have batches that no seal and no folder knows.
         self._unknown: set[str] = set()
 
@@ -170,7 +171,7 @@ class JobWorld:
             self._kill_both: 2,
             self._freeze: 3,
             self._restore: 4,
-            self._retain: 2,
+            self._retain: 2 if self._retains else 0,
             self._turn_store: 2,
             self._turn_clock_back: 1,
             self._lose_host: 1,
@@ -181,7 +182,10 @@ class JobWorld:
                 self.clock.advance(0.5)
                 self._arrived = min(_ROWS, self._arrived + self.dice.randint(0, 1))
                 (move,) = self.dice.choices([*moves], [*moves.values()])
-                move()
+                is_down = self.driver is None or self.driver.frozen
+                (self._launch if is_down and self.dice.random() < 0.5 else move)()
+                if self.counts["refused"]:
+                    return
             self._run_to_end()
             self._judge_batches()
 
@@ -385,7 +389,7 @@ class JobWorld:
             with suppress(ConfigurationError):  # an epoch on the way was retired
                 self._restore_as(log, lease, target, request)
             lease.release()
-        if self.dice.random() < 0.5:  # before the next launch
+        if self._retains and self.dice.random() < 0.5:  # before the next launch
             self._retain()
 
     def _restore_as(
@@ -393,11 +397,12 @@ class JobWorld:
     ) -> None:
         plan = plan_restore(log, target)
         commit_restore(log, lease, plan, request_id=request, who="ann", why="a mistake")
-        self._note(f"restore {target}")
+        self._note(f"restore {target and (target.timeline, target.slot)}")
 
     def _retain(self) -> None:
         if self._away:
             return
+        self.clock.advance(1.0)  # nothing is young
         policy = RetentionPolicy(keep_last=self.dice.randint(1, 4), keep_for=0, grace=0)
         log = self.make_log()
         report = Retention(log, policy, external=list, clock=self.clock, workers=1).run()
