@@ -32,6 +32,7 @@ _FOREIGN_FIELDS = {
     for field in read_data_file(__package__, "foreign_fields.toml")["fields"]
     for name in field["names"]
 }
+_NAME_LINE = re.compile(r"""^name:\s*["']?([\w.\-]+)""", re.MULTILINE)
 S = TypeVar("S", PipelineSpec, JobSpec)
 
 
@@ -66,6 +67,18 @@ def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
     if raw.get("kind") == "job":
         return _validate_spec(JobSpec, raw, str(path))
     return _validate_spec(PipelineSpec, raw, str(path))
+
+
+def read_spec_name(path: Path) -> str:
+    """Return the name of a pipeline or job, also if its file is not a valid spec.
+
+    Without a line for it, it is the name of the file.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        found = _NAME_LINE.search(path.read_text("utf-8"))
+        if found:
+            return found[1]
+    return path.stem
 
 
 def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
