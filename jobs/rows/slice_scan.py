@@ -68,7 +68,7 @@ def scan_slice(
     flat = {name for name, kind in source.columns.items() if "<" not in kind}
     names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
     frame, tables = read_slice(spec, cut, parts, index, names)
-    fits = all(fits_declared(part, source) for part in parts if part.member == index)
+    fits = all(has_fitting_columns(part, source) for part in parts if part.member == index)
     # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
     kept = native and fits and not source.select and len(tables) == 1
     own = list(map(quote_name, spec.columns)) if native and not kept else []
@@ -117,7 +117,7 @@ def is_proven(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
     """Whether DuckDB may judge the rows of an object."""
     if not native:
         # Whole rows of a cut that is too large are left to Spark SQL.
-        return not (source.has_conditions or source.select) and fits_declared(part, source)
+        return not (source.has_conditions or source.select) and has_fitting_columns(part, source)
     physical = dict(part.columns)
     return all(
         is_cast_proven(physical.get(name, "null"), own, source.timezone)
@@ -125,7 +125,7 @@ def is_proven(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
     )
 
 
-def fits_declared(part: CutPart, source: SourceSpec) -> bool:
+def has_fitting_columns(part: CutPart, source: SourceSpec) -> bool:
     """Whether no value of an object can be bad by its type."""
     physical = dict(part.columns)
     return all(
@@ -136,7 +136,7 @@ def fits_declared(part: CutPart, source: SourceSpec) -> bool:
 def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
     """Whether a row without an event time is all that can be wrong or special in these rows.
 
-    `fits_declared` holds for them.
+    `has_fitting_columns` holds for them.
     """
     options = (source.end_time, source.barriers, source.min_event_time)
     return all(option is None for option in options) and not (

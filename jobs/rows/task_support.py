@@ -1,7 +1,7 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.rules.native_support import explain_spark_window, explain_unproven_rows
+from tidegate.jobs.rules.native_support import explain_unproven_fold, explain_unproven_rows
 from tidegate.jobs.sources.object_decoding import needs_decoding
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
@@ -34,7 +34,7 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
     for name, window in spec.windows.items():
         if window.kind is WindowKind.SESSION or window.fire_every is not None:
             return f"window {name}: sessions and results before the end"
-        if (reason := explain_spark_window(spec, name)) is not None:
+        if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
     return None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.spark.agreement import spec_of
 from tidegate.jobs.rows.column_casts import (
     cast_never_fails,
     cast_with_check_sql,
@@ -167,7 +168,7 @@ def read_values() -> tuple[dict[str, str], pa.Table]:
     pq.write_table(pa.table(columns), data)
     kinds = {name: str(column.type) for name, column in columns.items()}
     part = CutPart(0, "k", "e", 0, size, 0, size, data, tuple(kinds.items()))
-    return kinds, read_parts(part.columns, [(0, part)])
+    return kinds, read_parts(part.columns, [(0, part)], spec_of({"a": {}}).sources["a"])
 
 
 def list_casts(kinds: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,7 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
             "on_late": draw.choice(["side_output", "drop", "reject_to_origin", "adjust"]),
             "emit": draw.choice(["close", "close", "each_epoch", "complete"]),
             "revisions": draw.choice(["accumulate", "delta"]),
+            "zero_rows": draw.random() < 0.3,
         }
         for i, shape in enumerate(shapes)
     }
