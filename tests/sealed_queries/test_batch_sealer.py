@@ -267,6 +267,30 @@ def test_a_batch_given_up_while_its_pack_went_up_leaves_the_next_ones_whole(
         assert {name: found[name] for name in wanted} == wanted
 
 
+def test_retention_keeps_what_a_batch_that_was_given_up_has_stored(bench: JobBench) -> None:
+    """The next batch needs it, and is sealed by the same attempt."""
+    query, made = bench.query("q")
+    for batch in range(4):
+        made.commit(batch)
+    assert bench.sealer.seal(query, 0, _REPORT)
+
+    def purge_plan(request: StoreRequest) -> Fault | None:
+        """Delete the plan of the batch as soon as its pack goes up."""
+        if request.key.endswith(".tar") and request.is_write:
+            (made.folder / "offsets/1").unlink(missing_ok=True)
+        return None
+
+    bench.store.hook = purge_plan
+    assert not bench.sealer.seal(query, 1, _REPORT)
+    bench.store.hook = None
+    for batch in (2, 3):
+        assert bench.sealer.seal(query, batch, _REPORT)
+    policy = RetentionPolicy(keep_last=10, keep_for=0, grace=0)
+    Retention(bench.log, policy, external=list).run()
+    for manifest in bench.sealed:
+        assert verify_checkpoint(bench.log, manifest.id).verdict is CheckpointVerdict.HEALTHY
+
+
 def test_a_lost_answer_seals_once(bench: JobBench) -> None:
     """The slot is asked, as for an epoch."""
     query, made = bench.query("q")

@@ -267,7 +267,7 @@ class ModelQuery:
 
     def __post_init__(self) -> None:
         self._made = ModelCheckpoint(self.folder)
-        self.id = read_query_id(self._made.host)
+        self.id = read_query_id(self._made.host) or ""
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - PySpark's name

@@ -559,7 +559,8 @@ class JobWorld:
     @contextmanager
     def _install(self) -> Iterator[None]:
         """Put the models in the place of processes, clocks and Spark."""
-        callbacks = {kind: one.take_back for kind, one in self.sinks.items() if kind == "keyed"}
+        sinks = self.sinks.items()
+        callbacks = {name: one.take_back for name, one in sinks if isinstance(one, KeyedSink)}
 
         def describe_process(_kind: object, driver: str | None = None) -> ProcessIdentity:
             return ProcessIdentity.of_process(self._python, driver)
