@@ -59,7 +59,9 @@ def _convert_column(column: Any, kind: pa.DataType) -> tuple[Any, Any, str]:
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        return *(_replace_bad_bytes(values) if kind == pa.string() else _drop_invalid(values)), NOT_UTF8
+        return *(
+            _replace_bad_bytes(values) if kind == pa.string() else _drop_invalid(values)
+        ), NOT_UTF8
     return values, None, ""
 
 
