@@ -40,7 +40,7 @@ def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _write_objects(names: list[str], columns: list[Texts], rows: int) -> list[str]:
-    heads = [f"{_quote(name)}:" for name in names]
+    heads = [f"{_quote_text(name)}:" for name in names]
     found = []
     for row in range(rows):
         values = zip(heads, (column[row] for column in columns), strict=True)
@@ -114,16 +114,16 @@ def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
         return str
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return str
-    return _quote_bytes if _is_text(kind) else _quote
+    return _quote_bytes if _is_text(kind) else _quote_text
 
 
-def _quote(value: str) -> str:
+def _quote_text(value: str) -> str:
     return f'"{value.translate(_ESCAPES)}"'
 
 
 def _quote_bytes(value: bytes) -> str:
     """A text of Arrow, which may have bytes that are no UTF-8."""
-    return _quote(value.decode(errors="replace"))
+    return _quote_text(value.decode(errors="replace"))
 
 
 def _write_double(value: float, digits: str) -> str:

@@ -83,6 +83,7 @@ from .job_location import (
     open_location,
     set_bucket_access,
 )
+from .jvm_watchdog import JvmWatchdog
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
@@ -97,8 +98,8 @@ from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
-    mask_settings,
     install_hooks,
+    mask_settings,
 )
 
 _log = structlog.get_logger("tidegate.job")
@@ -127,29 +128,28 @@ class JobOptions(LaunchOptions):
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
 
 
-def find_script(spec: JobSpec, spec_path: Path) -> Path:
-    """Return the script: relative to the working folder, or to the folder of the spec.
+def require_script(spec: JobSpec, script: Path | None) -> Path:
+    """Return the script.
 
     Raises:
         ConfigurationError: there is none.
     """
-    for folder in (Path.cwd(), spec_path.absolute().parent):
-        if (folder / spec.app).is_file():
-            return folder / spec.app
-    raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    if script is None or not script.is_file():
+        raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    return script
 
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
 
     SIGTERM and SIGINT stop it, whatever handlers the script has: each query between two batches, or
-    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
-    (`os._exit`).
+    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is
+    sealed and the whole process ends (`os._exit`).
 
     Raises:
         TidegateError: what ended the run.
     """
-    with open_run(spec.name, options.store_url) as (store, stop, retry):
+    with open_run(spec.name, options.store_url, options.deploy) as (store, stop, retry):
         # Without it, functions in Python run with whatever is called python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
@@ -187,13 +187,14 @@ class JobSession(LeasedSession):
         self._conf = resolve_environment_values("conf", spec.conf, os.environ)
         self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
-        super().__init__(spec, store, lease, self._digest)
+        super().__init__(spec, store, lease, self._digest, options.deploy)
         self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
         self._began = time.monotonic()
         self._jvm: ProcessIdentity | None = None
+        self._watchdog: JvmWatchdog | None = None
         self._forgotten: set[str] = set()  # queries that Spark begins anew at each start
 
     @cached_property
@@ -219,8 +220,9 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        rules = {"may_end": self._spec.may_end, "batch_within": self._spec.batch_within / 1e6}
-        return SealLoop(sealer, self._reports, *own, **rules)
+        loop = SealLoop(sealer, self._reports, *own)
+        loop.may_end, loop.batch_within = self._spec.may_end, self._spec.batch_within / 1e6
+        return loop
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -230,6 +232,8 @@ class JobSession(LeasedSession):
         if context is not None:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 context.stop()
+        if self._watchdog is not None:
+            self._watchdog.close()
         super().close()
 
     def _run(self) -> RunOutcome:
@@ -261,7 +265,14 @@ class JobSession(LeasedSession):
             self._script_ended.set()
             self._stop_queries()
             self._loop.close()
-        return self._judge_end(failure)
+        try:
+            return self._judge_end(failure)
+        finally:
+            self._give_up_raced_queries()
+
+    def _give_up_raced_queries(self) -> None:
+        for name in self._loop.raced:
+            self._location.give_up_query(name)
 
     def _judge_end(self, failure: Exception | None) -> RunOutcome:
         """Return how the job ended, or raise what ended it; the first reason that holds counts.
@@ -352,6 +363,7 @@ class JobSession(LeasedSession):
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
         self._loop.close()
+        self._give_up_raced_queries()
         error = self._loop.error
         state = "failed" if error else "stopped"
         self._note_end(state, error, "the script did not end with its queries")
@@ -422,7 +434,9 @@ class JobSession(LeasedSession):
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
         pid = get_jvm_pid(session)
         self._location.note_jvm(pid if is_local else None)
-        self._jvm = ProcessIdentity.of_process(pid) if pid else None
+        if pid is not None and self._watchdog is None:
+            self._jvm = ProcessIdentity.of_process(pid)
+            self._watchdog = JvmWatchdog(pid, lambda: self._steps.lease.remaining_seconds)
         session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")
@@ -433,22 +447,14 @@ class JobSession(LeasedSession):
         Returns:
             The checkpoint location, or None to leave the script's own.
         """
-        location, spec, name = self._location, self._spec, facts.name
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
-        if name is None and not spec.queries:
-            if spec.name in self._loop.queries:
-                raise UNNAMED_QUERY(pipeline=spec.name)
-            name = facts.name = spec.name
-        if name is None or not spec.seals(name):
-            return None
-        if facts.is_forgotten():
-            _log.warning("query_not_sealed", query=name, why="its sink forgets with the process")
-            self._forgotten.add(name)
+        location, spec, name = self._location, self._spec, self._select_name(facts)
+        if name is None:
             return None
         self._refuse_bad_query(name, facts)
         folder, batch = location.get_folder(name), location.get_sealed_batch(name)
-        head = self._slot_log.head()
+        head, owner = self._slot_log.head(), f"{self._uid}/{name}"
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -458,7 +464,7 @@ class JobSession(LeasedSession):
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
             lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
-            point = SealedPoint(spec.name, ids, batch, lineage, notice)
+            point = SealedPoint(spec.name, ids, batch, owner, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -472,10 +478,26 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
-        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
+        facts.marks = build_commit_marks(facts, owner, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
+
+    def _select_name(self, facts: WriterFacts) -> str | None:
+        """Return the name of a query that is sealed, and give it one; None for another query."""
+        spec = self._spec
+        if facts.name is None and not spec.queries:
+            if spec.name in self._loop.queries:
+                raise UNNAMED_QUERY(pipeline=spec.name)
+            facts.name = spec.name
+        if facts.name is None or not spec.seals(facts.name):
+            return None
+        if facts.is_forgotten():
+            why = "its sink forgets with the process"
+            _log.warning("query_not_sealed", query=facts.name, why=why)
+            self._forgotten.add(facts.name)
+            return None
+        return facts.name
 
     def _describe_restore(self) -> JsonObject:
         """Return what tells the readers of a topic from which batch the job goes on."""
@@ -497,6 +519,8 @@ class JobSession(LeasedSession):
         seconds = manifest.timings.get("triggerExecution", 0.0)
         self._status.record_epoch(manifest, seconds)
         self._listeners.record_batch(manifest, seconds)
+        if self._deploy is not None:
+            self._deploy.confirm(self._store)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:

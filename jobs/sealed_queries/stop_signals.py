@@ -18,8 +18,8 @@ def keep_stop_handlers() -> Iterator[None]:
     PySpark lets ignore SIGINT, install what they want.
     """
     install, driver = signal.signal, os.getpid()
-    ours = {number: signal.getsignal(number) for number in _STOPS}
-    theirs: dict[int, Any] = dict(ours)
+    ours: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
+    theirs = dict(ours)
 
     def install_after(number: int, handler: Any) -> Any:
         """Install a handler as `signal.signal` does, and return the one before."""
@@ -30,7 +30,7 @@ def keep_stop_handlers() -> Iterator[None]:
         before, theirs[number] = theirs[number], handler
         return before
 
-    signal.signal = install_after
+    signal.signal = install_after  # type: ignore[assignment]
     try:
         yield
     finally:

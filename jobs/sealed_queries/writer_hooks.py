@@ -149,7 +149,7 @@ def install_hooks(
 
 
 def mask_settings(secrets: Collection[str], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the setting with which Spark masks these settings too, on its pages and in its logs."""
+    """Return the setting by which Spark masks these settings too, on its pages and in logs."""
     if not secrets:
         return {}
     names = "|".join(re.escape(key) for key in sorted(secrets))

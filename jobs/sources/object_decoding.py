@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -335,9 +336,10 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
         )
     names = [spec.evolution.renamed.get(name, name) for name in names]
     columns = [column.cast(pa.string()) for column in table.columns]
-    row_texts = pa.compute.binary_join_element_wise(
-        *(pa.compute.fill_null(column, "") for column in columns), spec.parse.delimiter
-    )
+    written = [pa.compute.fill_null(column, spec.parse.null) for column in columns]
+    if spec.parse.quote.encode() in marked.data:
+        written = [_quote_values(column, spec) for column in written]
+    row_texts = pa.compute.binary_join_element_wise(*written, spec.parse.delimiter)
     reasons = pa.nulls(table.num_rows, pa.string())
     for mark, why in marked.complaints.items():
         has_mark = pa.compute.match_substring(row_texts, mark)
@@ -347,6 +349,15 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
     texts = _drop_lookalikes(texts, spec)
     broken = {number: marked.clean(text) for number, text in broken.items()}
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
+
+
+def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:
+    """Return texts as they stand in CSV, so that the line can be read again."""
+    quote, delimiter = spec.parse.quote, re.escape(spec.parse.delimiter)
+    is_quoted = pa.compute.match_substring_regex(column, f"[{re.escape(quote)}\r\n]|{delimiter}")
+    inner = pa.compute.replace_substring(column, quote, quote * 2)
+    whole = pa.compute.binary_join_element_wise(quote, inner, quote, "")
+    return pa.compute.if_else(is_quoted, whole, column)
 
 
 def _drop_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:

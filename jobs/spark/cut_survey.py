@@ -28,7 +28,7 @@ from tidegate.jobs.rows.member_scan import VERDICT_SCHEMA, MemberScan
 from tidegate.jobs.rows.slice_scan import (
     MOST_CELLS,
     has_safe_times,
-    is_plain,
+    is_proven,
     keep_data_rows,
     make_no_rows,
     scan_rows,
@@ -171,7 +171,7 @@ def _scan_members(
     # Most members of a large topic may be idle, but also those may carry punctuation.
     no_rows, filled = make_no_rows(spec), set(indexes)
     empty = {i: scan(i, no_rows) for i in sources if i not in filled}
-    if all(is_plain(part, sources[part.member], native=native) for part in staged.parts):
+    if all(is_proven(part, sources[part.member], native=native) for part in staged.parts):
         try:
             with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
                 found = dict(zip(indexes, pool.map(read, indexes), strict=True))

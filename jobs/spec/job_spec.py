@@ -87,8 +87,7 @@ class JobSpec(SpecModel):
     """
     may_end: bool = False
     """Whether the script may end a query that has no end of its own, or Spark, and the job is then
-    finished. Otherwise such an end is a failure. Queries by ``availableNow`` and ``once`` may always
-    end.
+    finished. Otherwise such an end is a failure.
     """
     conf: dict[str, Text] = {}
     """Spark settings that replace those of the script.

@@ -35,7 +35,7 @@ from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import JobLocation
-from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
+from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, require_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.sink_restore import (
     SealedPoint,
@@ -277,7 +277,9 @@ def test_a_sink_that_no_one_can_read_is_not_taken_over(tmp_path: Path) -> None:
             if repeatable:
                 assert made._start_query(facts) is not None
                 continue
-            with pytest.raises(ConfigurationError, match="after batch 0 .* have batch 1") as refused:
+            with pytest.raises(
+                ConfigurationError, match=r"after batch 0 .* have batch 1"
+            ) as refused:
                 made._start_query(facts)
             assert refused.value.code == "job.sink_unknown"
             assert not (folder / "q").exists()
@@ -551,6 +553,18 @@ def test_what_spark_reports_decides_how_a_job_ends(
     assert session._classify(failed.value).failure_class.exit_code == code
 
 
+def test_a_query_that_has_lost_a_race_begins_from_what_is_sealed(session: JobSession) -> None:
+    """The next launch would leave out the batch, which is in the sink's log with other rows."""
+    raced, other = (FakeCheckpoint(session._location.folder / name) for name in ("q", "other"))
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended(_LOST_RACE)
+    with pytest.raises(TransientError, match="Race while writing"):
+        session._run_until_ended()
+    assert not raced.folder.exists()
+    assert other.folder.exists()
+
+
 @pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
 def test_a_stop_has_the_same_end_whatever_the_script_makes_of_it(
     session: JobSession, text: str
@@ -595,7 +609,7 @@ def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a job"):
         load_spec(path)
     with pytest.raises(ConfigurationError, match=r"no script clicks\.py"):
-        find_script(load_any_spec(path), path)  # type: ignore[arg-type]
+        require_script(load_any_spec(path), path.parent / "nowhere.py")  # type: ignore[arg-type]
 
 
 def test_how_a_sink_follows(tmp_path: Path) -> None:
@@ -659,7 +673,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, "", {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)
