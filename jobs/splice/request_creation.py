@@ -519,7 +519,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[RowView]) -> Any:
             [row.get(field.name) for row in raw],
             field,
             types[field.name],
-            spec.columns.get(field.name),
+            spec.columns.get(field.name, ""),
         )
         for field in schema
     ]
@@ -537,7 +537,7 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[RowView]) -> Any:
     return rows
 
 
-def _cast_column(values: list[Any], field: Any, sql_type: str, declared: str | None) -> Any:
+def _cast_column(values: list[Any], field: Any, sql_type: str, declared: str) -> Any:
     is_time = pa.types.is_timestamp(field.type)
     if declared in ("int", "long"):  # a file may have whole numbers in a column of doubles
         values = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
@@ -548,7 +548,7 @@ def _cast_column(values: list[Any], field: Any, sql_type: str, declared: str | N
         # DuckDB casts from text as strictly for a file as for a correction on the command line.
         query = f"select cast(v as {sql_type}) as v from rows"
         # A file may have NaN, which no text format has.
-        if declared in ("int", "long", "boolean", "date") or (declared or "").startswith("decimal"):
+        if declared in ("int", "long", "boolean", "date") or declared.startswith("decimal"):
             query = f"select {build_plain_cast_sql('v', declared)} as v from rows"
         given = pa.array(texts, pa.string())
         found = query_table(pa.table({"v": given}), query)["v"]
