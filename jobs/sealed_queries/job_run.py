@@ -128,16 +128,15 @@ class JobOptions(LaunchOptions):
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
 
 
-def find_script(spec: JobSpec, spec_path: Path) -> Path:
-    """Return the script: relative to the working folder, or to the folder of the spec.
+def require_script(spec: JobSpec, script: Path | None) -> Path:
+    """Return the script.
 
     Raises:
         ConfigurationError: there is none.
     """
-    for folder in (Path.cwd(), spec_path.absolute().parent):
-        if (folder / spec.app).is_file():
-            return folder / spec.app
-    raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    if script is None or not script.is_file():
+        raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    return script
 
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
@@ -150,7 +149,7 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     Raises:
         TidegateError: what ended the run.
     """
-    with open_run(spec.name, options.store_url) as (store, stop, retry):
+    with open_run(spec.name, options.store_url, options.deploy) as (store, stop, retry):
         # Without it, functions in Python run with whatever is called python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
@@ -188,7 +187,7 @@ class JobSession(LeasedSession):
         self._conf = resolve_environment_values("conf", spec.conf, os.environ)
         self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
-        super().__init__(spec, store, lease, self._digest)
+        super().__init__(spec, store, lease, self._digest, options.deploy)
         self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
         self._reports = SparkReports()
         self._sessions: list[Any] = []
@@ -520,6 +519,8 @@ class JobSession(LeasedSession):
         seconds = manifest.timings.get("triggerExecution", 0.0)
         self._status.record_epoch(manifest, seconds)
         self._listeners.record_batch(manifest, seconds)
+        if self._deploy is not None:
+            self._deploy.confirm(self._store)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:

@@ -44,6 +44,7 @@ from .cut_reader import CutFrame
 from .epoch_context import collect_to_driver
 
 NATIVE_CELLS: Final = MOST_CELLS
+NATIVE_BYTES: Final = 8 * NATIVE_CELLS
 """Values of a cut up to which the driver holds its rows."""
 _log = structlog.get_logger("tidegate.driver")
 
@@ -96,15 +97,15 @@ def survey_cut(
     """Summarise a staged cut, and keep its rows for the move if `native`.
 
     `now` and the like are the engine's to fill in. It keeps no rows of more than `NATIVE_CELLS`
-    values, none that need Spark's casts, and none of a cut with times outside the years 1000 to
-    9999.
+    values or `NATIVE_BYTES`, none that need Spark's casts, and none of a cut with times outside
+    the years 1000 to 9999.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``, one that breaks a rule of
             severity ``fail``, or punctuation that goes back under ``regress: error``.
         CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
     """
-    native = native and has_room_in_driver(staged.rows, spec)
+    native = native and has_room_in_driver(staged.rows, spec) and staged.bytes <= NATIVE_BYTES
     scans, tables = _scan_members(staged, spec, state, native=native)
     members = tuple(
         replace(scans[i].survey, pending=piece.pending, done=piece.done)

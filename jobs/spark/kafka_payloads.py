@@ -27,9 +27,10 @@ from tidegate.jobs.rows.column_casts import (
     declared_to_spark_type,
     spark_to_arrow_type,
 )
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT, TICKS_PER_UNIT
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 

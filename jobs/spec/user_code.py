@@ -5,6 +5,8 @@ that runs the driver. Imports are found by reading the code; nothing is executed
 """
 
 import ast
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import SequenceMatcher
@@ -47,6 +49,15 @@ def describe_code_change(before: str | None, after: str | None) -> str:
     removed = sum(end - start for _, start, end, _, _ in changes)
     added = sum(end - start for _, _, _, start, end in changes)
     return f"{added} lines added, {removed} removed"
+
+
+def allow_imports(folder: Path) -> None:
+    """Let modules in a folder be imported from now on, here and in Spark's tasks."""
+    place = str(folder)
+    if place not in sys.path:
+        sys.path.append(place)
+        others = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (others, place)))
 
 
 def write_code(code: Mapping[str, str], folder: Path) -> None:

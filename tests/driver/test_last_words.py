@@ -283,7 +283,7 @@ def test_last_words_are_bounded() -> None:
 
 def test_errors_that_come_back_at_each_start_say_how_to_go_on() -> None:
     """A person who only starts the pipeline again gets nowhere: the rows are sealed."""
-    errors = [
+    errors: list[TidegateError] = [
         SPARK_FAILED(pipeline="p", cause="ARITHMETIC_OVERFLOW"),
         TABLE_MISFIT(table="events", cause="a value"),
         UNEXPECTED(pipeline="p", kind="KeyError", text="k"),

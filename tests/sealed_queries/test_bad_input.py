@@ -35,7 +35,7 @@ from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import JobLocation
-from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
+from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, require_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.sink_restore import (
     SealedPoint,
@@ -609,7 +609,7 @@ def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a job"):
         load_spec(path)
     with pytest.raises(ConfigurationError, match=r"no script clicks\.py"):
-        find_script(load_any_spec(path), path)  # type: ignore[arg-type]
+        require_script(load_any_spec(path), path.parent / "nowhere.py")  # type: ignore[arg-type]
 
 
 def test_how_a_sink_follows(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ class ModelCheckpoint(FakeCheckpoint):
 
 
 class DeadJVMError(Exception):
-    """What Py4J raises when nobody answers."""
+    """What Py4J raises when no JVM answers."""
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Spark and the sinks are models (`job_spark.py`); the store is in memory, checkpoints are in a folder.
 One thread takes one step after another, as a seed says: a batch is planned, written or committed;
-batches are sealed; the JVM is killed, or Python, or both; Python stands still until another launch
+batches are sealed; the JVM is killed, or Python, or both; Python is suspended until another launch
 has taken over; the store is away; the clock goes back; somebody restores; retention runs. A launch
 may be killed between any two of its own steps. At the end the input closes and a driver runs until
 it is finished.
@@ -53,10 +53,16 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import ConfigurationError, FencedError, TidegateError, TransientError
+from tidegate.errors import ConfigurationError, FencedError, TidegateError
 from tidegate.jobs.driver.startup import select_head
 from tidegate.jobs.driver.status_reporter import DriverSteps
-from tidegate.jobs.sealed_queries import batch_sealer, job_location, job_run, sink_restore
+from tidegate.jobs.sealed_queries import (
+    batch_sealer,
+    job_location,
+    job_run,
+    seal_loop,
+    sink_restore,
+)
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files
 from tidegate.jobs.sealed_queries.checkpoint_files import list_committed_batches, read_offsets
 from tidegate.jobs.sealed_queries.checkpoint_folder import HostFolder
@@ -208,25 +214,18 @@ class JobWorld:
 
     def _seal_as(self, driver: Driver) -> None:
         loop = driver.session._loop
-        try:
-            with self._act_as(driver.python):
-                sealed = loop.seal_committed(patience=0.0)
-                loop.check_queries()
-        except FencedError:
+        with self._act_as(driver.python):
+            waits = loop._guard(lambda: loop.seal_committed(patience=0.0) < 0)
+            loop.check_queries()
+        if isinstance(loop.error, FencedError):
             self._end_driver("fenced")
-            return
-        except TransientError as error:
-            if error.code == "job.slot_taken":
-                self._end_driver("slot taken")
-            else:
-                self._note(f"waits {error.code}")
-            return
-        self._note(f"sealed {sealed}")
-        if loop.error is not None:
+        elif loop.error is not None:
             self._end_driver(f"failed {loop.error.code}")
+        elif waits:
+            self._note("waits for the store")
 
     def _launch(self) -> None:
-        """Launch a driver if the one before lets go of the lease: it is dead, or stands still."""
+        """Launch a driver if the one before lets go of the lease: it is dead, or suspended."""
         before = self.driver
         if self._away or (before is not None and not before.frozen):
             return
@@ -270,6 +269,7 @@ class JobWorld:
         facts = WriterFacts(name=name, format=_FORMATS[name], session=ModelContext())
         facts.path = str(self.folder / "out") if name == "files" else None
         facts.table = "t" if name == "table" else None
+        facts.trigger = "availableNow"
         location = driver.session._location
         knows = location.get_folder(name).exists() or location.get_sealed_batch(name) is not None
         if not knows and self.sinks[name].read_rows() and not self._was_sealed(name):
@@ -297,7 +297,7 @@ class JobWorld:
         if self.driver is not driver:
             return
         try:
-            driver.session._loop.require_ends()
+            driver.session._judge_end(None)
         except Exception as error:
             self._end_driver(f"failed {type(error).__name__}")
             return
@@ -321,6 +321,7 @@ class JobWorld:
         assert driver is not None
         self._note(why)
         self._kill(driver.python, driver.jvm)
+        driver.session._give_up_raced_queries()
         with suppress(TidegateError):
             driver.lease.release()
         if why.startswith("failed") and self._poison is not None:
@@ -354,7 +355,7 @@ class JobWorld:
 
     def _freeze(self) -> None:
         if self.driver is not None and not self.driver.frozen:
-            self._note("Python stands still")
+            self._note("Python is suspended")
             self.driver.frozen = True
 
     def end_jvm_of_frozen(self, driver: Driver) -> None:
@@ -575,6 +576,7 @@ class JobWorld:
             patch.object(job_location, "time", still),
             patch.object(job_location, "_OWNER_ENDS_WITHIN", -1.0),
             patch.object(batch_sealer, "SYSTEM_CLOCK", self.clock),
+            patch.object(seal_loop, "_RETRY_AFTER", 0.0),
             patch.object(job_module, "_callbacks", callbacks),
             patch.object(sink_restore, "_load_iceberg", lambda _facts: self.sinks["table"]),
             patch.object(QueryObjects, "store_files", self._let_spark_go_on()),
