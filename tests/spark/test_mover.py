@@ -212,7 +212,7 @@ def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_p
     spark, reference = pair.run(0)
     assert spark.counters == reference.counters
     assert spark.counters.released == 156
-    assert spark.counters.dead_lettered == 218
+    assert spark.counters.dead_lettered == 208
 
 
 def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(

@@ -143,8 +143,8 @@ def test_tasks_agree_with_the_oracle(
         "a": {"barriers": marks} if draw.random() < 0.5 else {},
         "b": {"punctuation": punctuation} if draw.random() < 0.5 else {"max_jump": "30s"},
     }
-    for source in sources.values():
-        source.update(draw.choice(CONDITIONS))
+    for own in sources.values():
+        own.update(draw.choice(CONDITIONS))
     pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
     for epoch in range(5):
         for source in "ab":
@@ -174,7 +174,8 @@ def test_each_job_reports_its_tasks(
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     for source, rows in (("a", 3), ("b", 5)):
         pair.put(source, [{"t": i * SECOND, "k": "x", "v": 0.5} for i in range(rows)])
-    pair.run(0)
+    moved, _ = pair.run(0)
+    assert [ref.extra["division"] for ref in moved.segments] == [cut_division.DIVISION]
     (job,) = seen
     assert (job["event"], job["job"], job["slot"]) == ("tasks_finished", "read", 1)
     assert [(t["task"], t["rows"]) for t in job["tasks"]] == [(0, 3), (1, 5)]
