@@ -14,7 +14,14 @@ from tidegate.checkpoints.host_clock import poll_until
 from tidegate.json_types import JsonObject
 
 from . import arguments, output
-from .arguments import JsonOption, SpecArgument, StoreOption, WaitOption, WhyOption
+from .arguments import (
+    EnvironmentOption,
+    JsonOption,
+    SpecArgument,
+    StoreOption,
+    WaitOption,
+    WhyOption,
+)
 from .errors import (
     CANNOT_WRITE,
     DEPLOY_RETURNED,
@@ -37,6 +44,7 @@ _POLL_SECONDS = 0.3
 def show_plan(
     spec: SpecArgument,
     store: StoreOption = None,
+    environment: EnvironmentOption = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="Compare with this spec instead of a store's state."),
@@ -54,8 +62,11 @@ def show_plan(
     The rules are those of the driver when it starts. Exit codes: 0 nothing changes, 10 something
     does, 11 the driver would refuse, 12 it depends on state that `--against` cannot know.
     """
-    given = arguments.find_any_spec(spec)
-    plan = _plan_with_store(given, store) if against is None else _plan_with_file(given, against)
+    given = arguments.find_any_spec(spec, environment)
+    if against is None:
+        plan = _plan_with_store(given, store)
+    else:
+        plan = _plan_with_file(given, arguments.find_any_spec(against, environment), against)
     if out is not None:
         _write_plan(out, plan, _make_copy(given, spec).digest)
     if as_json:
@@ -70,11 +81,12 @@ def describe_plan(plan: SpecPlan) -> JsonObject:
     return {**asdict(plan), "exit_code": int(plan.exit_code)}
 
 
-def _plan_with_file(given: PipelineSpec | JobSpec, against: str) -> SpecPlan:
+def _plan_with_file(
+    given: PipelineSpec | JobSpec, old: PipelineSpec | JobSpec, against: str
+) -> SpecPlan:
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.spec_plan import plan_against_spec, plan_job_against_spec
 
-    old = arguments.find_any_spec(against)
     if isinstance(old, JobSpec) and isinstance(given, JobSpec) and old.name == given.name:
         return plan_job_against_spec(old, given, against)
     if isinstance(old, JobSpec) or isinstance(given, JobSpec) or old.name != given.name:
@@ -115,6 +127,7 @@ def deploy_spec(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: WaitOption = 60.0,
+    environment: EnvironmentOption = None,
 ) -> None:
     """Have the drivers of a pipeline or job run a changed spec.
 
@@ -130,7 +143,8 @@ def deploy_spec(
         start_deploy,
     )
 
-    given, place = arguments.find_any_spec(spec), arguments.open_existing_store(store)
+    given = arguments.find_any_spec(spec, environment)
+    place = arguments.open_existing_store(store)
     copy, wanted = _make_copy(given, spec), read_deployed(place, given.name).wanted
     if wanted is None:
         output.print_line(f"{given.name}: nothing is deployed yet; the first driver runs the file")
