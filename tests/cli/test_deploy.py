@@ -80,7 +80,7 @@ def test_before_the_first_driver_the_file_counts(cli: Cli, log: SlotLog, spec_fi
 def test_a_running_driver_is_asked_to_make_room(
     cli: Cli, deployed: SlotLog, spec_file: Path
 ) -> None:
-    """By a request that is no stop; exit code 3 while no driver has begun with the new spec."""
+    """By a request that does not stop the pipeline; exit code 3 while no driver has begun with the new spec."""
     uid = ensure_identity(deployed.store, "flights")
     lease = Lease.acquire(deployed.store, "flights", ProcessIdentity.this_process(), uid=uid)
     edit(spec_file, "lag: 1h", "lag: 2h")
