@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from pydantic import Field, ValidationError
 
-from tidegate.errors import TidegateError
+from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.spec.event_time_options import OmittedIfNone
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -34,6 +34,9 @@ from .store import PreconditionFailedError, Store
 
 MOST_ATTEMPTS = 3
 """Drivers that may end without a word, such as by a kill, before a deploy counts as failed."""
+
+
+_MOST_CHANGES = 10  # that a warning lists
 
 
 class SpecCopy(BucketRecord):
@@ -169,7 +172,7 @@ def count_attempt(store: Store, pipeline: str, digest: str) -> DeployedDocument:
         if before.attempts < MOST_ATTEMPTS:
             return before.model_copy(update={"attempts": before.attempts + 1})
         message = f"{MOST_ATTEMPTS} drivers ended without a word before their first round"
-        return _fail_trying(before, "deploy.no_word", message)
+        return _note_failure(before, "deploy.no_word", message)
 
     return _change_deployed(store, pipeline, apply_attempt)
 
@@ -199,13 +202,15 @@ def confirm_deploy(
     return _change_deployed(store, pipeline, apply_confirmation)
 
 
-def fail_deploy(store: Store, pipeline: str, digest: str, error: TidegateError) -> DeployedDocument:
+def note_failed_deploy(
+    store: Store, pipeline: str, digest: str, error: TidegateError
+) -> DeployedDocument:
     """Note that no driver can begin with a copy; the current one counts again."""
 
     def apply_failure(before: DeployedDocument) -> DeployedDocument:
         if before.trying is None or before.trying.digest != digest:
             return before
-        return _fail_trying(before, error.code, error.message)
+        return _note_failure(before, error.code, error.message)
 
     return _change_deployed(store, pipeline, apply_failure)
 
@@ -217,7 +222,35 @@ def compare_with_copy(
     return list_differences(copy.parse_spec(), spec, copy.code, code)
 
 
-def unmask_spec(copy: SpecCopy, file: SupervisedSpec | None) -> SupervisedSpec:
+def list_deploy_warnings(
+    store: Store, pipeline: str, file: SupervisedSpec | None, code: dict[str, str]
+) -> list[str]:
+    """Return what people should know of deploys, a sentence each.
+
+    A deploy that waits or has failed, and the fields in which a file differs from what is deployed.
+    """
+    deployed = read_deployed(store, pipeline)
+    found = []
+    if deployed.trying is not None:
+        who = deployed.trying.who
+        found.append(f"a deploy by {who} waits for the first round of a driver with it")
+    if deployed.failed is not None:
+        who, message = deployed.failed.deploy.who, deployed.failed.message
+        found.append(f"the deploy by {who} failed, and drivers run the spec before: {message}")
+    if file is not None and deployed.wanted is not None:
+        try:
+            copy = read_copy(store, pipeline, deployed.wanted.digest)
+        except PoisonError as error:
+            return [*found, error.message]
+        changes = [str(one) for one in compare_with_copy(copy, file, code)]
+        if changes:
+            listed = "; ".join(changes[:_MOST_CHANGES])
+            more = f"; {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+            found.append(f"the file waits for tidegate deploy; it differs in {listed}{more}")
+    return found
+
+
+def fill_secrets(copy: SpecCopy, file: SupervisedSpec | None) -> SupervisedSpec:
     """Return the spec of a copy with the secrets that the file holds in the same places."""
     spec = copy.parse_spec()
     if file is None or type(file) is not type(spec):
@@ -225,7 +258,7 @@ def unmask_spec(copy: SpecCopy, file: SupervisedSpec | None) -> SupervisedSpec:
     return fill_masks(spec, file)
 
 
-def _fail_trying(before: DeployedDocument, code: str, message: str) -> DeployedDocument:
+def _note_failure(before: DeployedDocument, code: str, message: str) -> DeployedDocument:
     now = SYSTEM_CLOCK.wall_ticks()
     assert before.trying is not None  # noqa: S101 - the callers have looked
     failed = FailedDeploy(deploy=before.trying, at=now, code=code, message=message)

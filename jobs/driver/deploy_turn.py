@@ -10,7 +10,7 @@ from tidegate.checkpoints.deployed_specs import (
     SpecCopy,
     confirm_deploy,
     count_attempt,
-    fail_deploy,
+    note_failed_deploy,
     write_copy,
 )
 from tidegate.checkpoints.store import Store
@@ -74,7 +74,7 @@ class DeployTurn:
         if isinstance(error, TransientError | FencedError):
             return error
         with suppress(TidegateError):
-            fail_deploy(store, self.pipeline, self.deploy.digest, error)
+            note_failed_deploy(store, self.pipeline, self.deploy.digest, error)
             self._is_trial = False
             failed: TidegateError = DEPLOY_FAILED(
                 pipeline=self.pipeline, who=self.deploy.who, error=error.message

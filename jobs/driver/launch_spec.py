@@ -16,11 +16,11 @@ from tidegate.checkpoints.deployed_specs import (
     DeployedDocument,
     SpecCopy,
     compare_with_copy,
+    fill_secrets,
     make_copy,
     read_copy,
     read_deployed,
     start_deploy,
-    unmask_spec,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.open_store import open_store
@@ -81,13 +81,14 @@ def load_launch_spec(path: Path, store_url: str) -> LaunchSpec:
 
 def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
     """As `load_launch_spec`, with an open store and without a retry."""
-    name, file, mistake = read_spec_name(path), None, None
+    file, mistake = None, None
     code: dict[str, str] = {}
     try:
         file = load_any_spec(path)
         code = collect_code(file, path)
     except ConfigurationError as error:
         mistake = error
+    name = read_spec_name(path) if file is None else file.name
     deployed = read_deployed(store, name)
     if file is not None:
         deployed = _deploy_automatically(store, file, code, deployed)
@@ -100,9 +101,9 @@ def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
         _log.warning("file_not_read", pipeline=name, error=mistake.message)
     elif file is not None and (found := compare_with_copy(copy, file, code)):
         _log.warning("file_differs", pipeline=name, changes=[str(one) for one in found])
-    spec = unmask_spec(copy, file)
+    spec = fill_secrets(copy, file)
     is_unchanged = file is not None and code == copy.code
-    folder = find_code_folder(spec, path) if is_unchanged else _unpack_code(copy)
+    folder = find_code_folder(spec, path) if is_unchanged else _extract_code(copy)
     return LaunchSpec(spec, folder, DeployTurn(name, copy, deployed.wanted))
 
 
@@ -138,7 +139,7 @@ def _deploy_automatically(
     return start_deploy(store, file.name, copy, who="the spec", why="supervision.deploy: auto")
 
 
-def _unpack_code(copy: SpecCopy) -> Path:
+def _extract_code(copy: SpecCopy) -> Path:
     """Write the code of a copy into a folder that goes with this process."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

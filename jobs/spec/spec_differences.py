@@ -40,7 +40,7 @@ def list_differences(
 ) -> list[FieldDifference]:
     """Return the fields and the files of code that differ, in the order of their names.
 
-    Secrets are masked before they are compared, so another secret is no difference.
+    Secrets are masked before they are compared, so another secret is not listed.
     """
     return [*_list_field_differences(old, new), *_list_code_differences(old_code, new_code)]
 

@@ -13,12 +13,12 @@ from tidegate.checkpoints.deployed_specs import (
     compare_with_copy,
     confirm_deploy,
     count_attempt,
-    fail_deploy,
+    fill_secrets,
     make_copy,
+    note_failed_deploy,
     read_copy,
     read_deployed,
     start_deploy,
-    unmask_spec,
     write_copy,
 )
 from tidegate.checkpoints.local_store import LocalStore
@@ -69,13 +69,13 @@ def test_secrets_come_from_the_file(store: LocalStore) -> None:
     spec = parse_spec(SPEC + sink % "s3cret")
     copy = make_copy(spec, {})
     assert "s3cret" not in copy.spec
-    assert unmask_spec(copy, spec) == spec
+    assert fill_secrets(copy, spec) == spec
     changed = parse_spec(SPEC + sink % "n3w")
-    assert unmask_spec(copy, changed) == changed
+    assert fill_secrets(copy, changed) == changed
     assert compare_with_copy(copy, changed, {}) == []
-    assert "***" in unmask_spec(copy, None).model_dump_json()
+    assert "***" in fill_secrets(copy, None).model_dump_json()
     elsewhere = parse_spec(SPEC + sink.replace("@h/", "@other/") % "s3cret")
-    assert "s3cret" not in unmask_spec(copy, elsewhere).model_dump_json()
+    assert "s3cret" not in fill_secrets(copy, elsewhere).model_dump_json()
 
 
 def test_differences_are_fields_and_lines() -> None:
@@ -124,8 +124,8 @@ def test_a_deploy_that_fails_goes_back(store: LocalStore) -> None:
     confirm_deploy(store, "p", deploy_of(first))
     start_deploy(store, "p", second, who="olga")
     error = ConfigurationError("does not fit", code="spec.does_not_fit")
-    assert fail_deploy(store, "p", first.digest, error).failed is None
-    failed = fail_deploy(store, "p", second.digest, error)
+    assert note_failed_deploy(store, "p", first.digest, error).failed is None
+    failed = note_failed_deploy(store, "p", second.digest, error)
     assert (failed.trying, failed.current) == (None, deploy_of(first))
     assert failed.failed is not None
     assert (failed.failed.code, failed.failed.deploy.who) == ("spec.does_not_fit", "olga")

@@ -104,9 +104,10 @@ def test_a_deploy_is_confirmed_by_a_round(place: Place) -> None:
     place.deploy(NEW)
     assert place.deployed.trying is not None
     assert lag_of(place.run()) == 2
-    assert (place.deployed.trying, place.deployed.attempts) == (None, 0)
-    assert place.deployed.current is not None
-    assert (place.deployed.current.who, place.deployed.current.why) == ("olga", "more lag")
+    found = place.deployed
+    assert (found.trying, found.attempts) == (None, 0)
+    assert found.current is not None
+    assert (found.current.who, found.current.why) == ("olga", "more lag")
 
 
 def test_a_deploy_that_does_not_fit_goes_back(place: Place) -> None:
