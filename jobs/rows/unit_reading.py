@@ -10,34 +10,29 @@ those of the answer that Spark takes are named by the manifest.
 
 import io
 import os
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, combine_frames
 from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
-from tidegate.time_units import TICK_MIN
 
-from .attempt_files import store_file, write_parquet_file
+from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
+from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
     LateCounts,
     SourceCounts,
@@ -64,6 +59,7 @@ class ReadOrder:
     Attributes:
         spec: the pipeline.
         frontier: before the epoch; rows are judged against it.
+        late_bound, events_frontier: as `JudgedRows` has them.
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
@@ -71,6 +67,8 @@ class ReadOrder:
 
     spec: PipelineSpec
     frontier: int
+    late_bound: int
+    events_frontier: int
     folders: AttemptFolders
     store: str
     most_bytes: int
@@ -101,6 +99,7 @@ class UnitAnswer:
         read_bytes: of the objects.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
+        kept: the rows for the events; None without an events table.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
         late_refused: output -> error for its first late row under ``on_late: error``.
@@ -114,6 +113,7 @@ class UnitAnswer:
     read_bytes: int = 0
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
+    kept: KeptSummary | None = None
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
     late_counts: SourceCounts = field(default_factory=Counter)
@@ -132,22 +132,33 @@ class TaskReport:
     cpu: float
 
 
-def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]:
+@dataclass(frozen=True)
+class UnitReading:
+    """What came of a unit: `kept` are the rows for the events, None if there are none."""
+
+    answer: UnitAnswer
+    report: TaskReport
+    kept: pa.Table | None
+
+
+def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
     """Read a unit, and report what it cost."""
     begun = time.process_time()
-    answer = UnitAnswer(unit.number)
+    answer, kept = UnitAnswer(unit.number), None
     try:
-        _fill_answer(answer, order, unit)
+        kept = _fill_answer(answer, order, unit)
     except CorruptObjectsError as error:
         answer.corrupt = error.keys
     except TidegateError as error:
         answer.error = error
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
-    return answer, TaskReport(os.getpid(), os.getppid(), time.process_time() - begun)
+    report = TaskReport(os.getpid(), os.getppid(), time.process_time() - begun)
+    return UnitReading(answer, report, kept)
 
 
-def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
+def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
+    """Read, judge and fold the rows; return those that are kept for the events."""
     parts = [
         _open_part(index, part, unit.uris[part["key"]])
         for index, piece in enumerate(unit.cut.slices)
@@ -161,14 +172,22 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         answer.slices.append(_describe_slice(index, found))
         if not has_safe_times(found.survey.min_time, found.survey.max_time):
             answer.left = "times outside the years 1000 to 9999"
-            return
+            return None
         barrier = found.survey.barrier
         is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
         tables.append(keep_data_rows(rows))
     # A slice that ends behind its first barrier row is planned and read again.
-    if is_whole:
-        rows = pa.concat_tables(tables, promote_options="default")
-        _fold_rows(answer, order, unit, rows)
+    if not is_whole:
+        return None
+    rows = pa.concat_tables(tables, promote_options="default")
+    judged = _judge_rows(answer, order, unit, rows)
+    _write_late_rows(answer, order, judged)
+    _fold_rows(answer, order, judged)
+    if judged.data is None or not order.spec.outputs.events:
+        return None
+    kept = keep_event_rows(judged, unit, rows)
+    answer.kept = summarize_kept_rows(kept)
+    return kept
 
 
 def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
@@ -176,11 +195,11 @@ def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
     return SliceSummary(index, found.survey, verdicts, found.sketch)
 
 
-def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> None:
+def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> JudgedRows:
     frame = select_data_rows(order.spec, unit.cut, rows) if rows.num_rows else None
     data, aside = apply_verdicts(frame, order.spec)
     times = [s.survey.min_time for s in answer.slices if s.survey.min_time is not None]
-    judged = JudgedRows(
+    return JudgedRows(
         order.spec,
         data,
         aside,
@@ -188,26 +207,28 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Ta
         order.frontier,
         order.folders.attempt.timeline,
         order.folders.attempt.slot,
-        late_bound=TICK_MIN,  # `explain_other_rows` wants ``pass_through``
-        events_frontier=order.frontier,
+        order.late_bound,
+        order.events_frontier,
     )
-    _write_late_rows(answer, order, judged)
-    if data is not None:
-        for name, window in order.spec.windows.items():
-            joining = assign_rows_to_windows(judged, window)
-            folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
-            answer.partials[name] = encode_table(folded)
+
+
+def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
+    if judged.data is None:
+        return
+    for name, window in order.spec.windows.items():
+        joining = assign_rows_to_windows(judged, window)
+        folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
+        answer.partials[name] = encode_table(folded)
     if sum(map(len, answer.partials.values())) > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"
 
 
 def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
-    found = {name: find_late_rows(judged, name) for name in order.spec.windows}
-    violations = find_violations(judged)
-    for output, rows in {EVENTS: violations, **found}.items():
+    found = {name: find_late_rows(judged, name) for name in (EVENTS, *order.spec.windows)}
+    for output, rows in [(EVENTS, find_violations(judged)), *found.items()]:
         refused = find_refused_row(judged, rows, output)
         if refused is not None:
-            answer.late_refused[output] = refused
+            answer.late_refused.setdefault(output, refused)
     shown = (show_late_rows(judged, o, r) for o, r in found.items() if r is not None)
     frame = combine_frames(show_set_aside(judged), *shown)
     if frame is None or answer.late_refused:
@@ -218,13 +239,11 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     if not kept.num_rows:
         return
-    key = f"{order.folders.table_prefix(LATE)}part-{answer.number:05d}-{uuid4().hex[:12]}.parquet"
-    with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
-        path = Path(folder) / "rows.parquet"
-        write_parquet_file(kept, path)
-        time = order.spec.event_time_column
-        store = open_task_store(order.store)
-        answer.late_files = (store_file(store, path, key, f"table:{LATE}", time, {}),)
+    stem, time = (
+        f"{order.folders.table_prefix(LATE)}part-{answer.number:05d}",
+        order.spec.event_time_column,
+    )
+    answer.late_files = (store_task_rows(order.store, kept, stem, f"table:{LATE}", time, {}),)
 
 
 def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
@@ -242,13 +261,6 @@ def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
         assert isinstance(store, S3Store)  # noqa: S101 - by its address
         path = io.BytesIO(store.get_version(key, str(part["etag"])))
     return CutPart(member=index, path=path, columns=tuple(columns.items()), **planned)  # type: ignore[arg-type]
-
-
-@cache
-def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment."""
-    # The address of a folder is not quoted.
-    return open_store(url.removeprefix("file://"))
 
 
 def encode_table(table: pa.Table) -> bytes:
