@@ -149,7 +149,7 @@ def write_unit_events(
         _require_all_rows(order, sum(table.num_rows for table in rows), order.kept[unit])
         if rows:
             table = _add_members(order, pa.concat_tables(rows))
-            _write_events(answer, order, *_number_slices(table, firsts))
+            _write_events(answer, order, *_assign_positions(table, firsts))
     except TidegateError as error:
         answer.error = error
     answer.cpu = time.process_time() - begun
@@ -166,7 +166,7 @@ def _require_all_rows(order: EventsOrder, found: int, kept: int) -> None:
         raise KEPT_ROWS_LOST(pipeline=order.spec.name, found=found, kept=kept)
 
 
-def _number_slices(rows: pa.Table, firsts: dict[int, int]) -> tuple[pa.Table, _Ints]:
+def _assign_positions(rows: pa.Table, firsts: dict[int, int]) -> tuple[pa.Table, _Ints]:
     """The rows of slices in the order of their positions, and these."""
     slices = rows["_slice"].to_numpy()
     starts = np.flatnonzero(np.diff(slices, prepend=-1))
@@ -339,7 +339,8 @@ def _read_segment(order: RangesOrder, ref: FileRef) -> tuple[pa.Table, tuple[int
 
 def _find_rows_from(sections: _Ints, times: _Ints, mark: ReleaseMark) -> NDArray[np.bool_]:
     same = (sections == mark.section) & (times >= mark.time)
-    return np.logical_or(sections > mark.section, same)
+    found: NDArray[np.bool_] = (sections > mark.section) | same
+    return found
 
 
 def _conform_segment(spec: PipelineSpec, read: pa.Table) -> pa.Table:

@@ -1,7 +1,7 @@
 """The rows that a task keeps for the events table until it is decided which of them leave.
 
 They stay in Spark's block manager, as pieces of Arrow streams, and a second job gets them. With
-them go neither names of sources nor positions: the number of a slice stands for its member.
+them go neither names of sources nor positions: a slice has a number, which names its member.
 """
 
 from collections import Counter

@@ -38,7 +38,7 @@ _SEGMENT_SAMPLES: Final = 64
 _UNPACKED: Final = 4
 """How many times as large rows are in Arrow as in a Parquet file, about."""
 _Weights = list[tuple[ReleaseMark, float]]
-"""Some rows, each with how many it stands for."""
+"""Some rows, each with how many there are like it."""
 
 
 def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
@@ -138,7 +138,7 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
         if has_rows_from_mark(ref, mark) and not is_waiting_whole(ref, mark)
     }
     read = tuple(ref for ref in live if ref.key in leaving | parts | merged)
-    weights = _weigh_rows(epoch, scans, read)
+    weights = _gather_weights(epoch, scans, read)
     summaries = [answer.kept for answer in scans.answers if answer.kept is not None]
     size = sum(one.size for one in summaries) + sum(ref.bytes * _UNPACKED for ref in read)
     shuffle = size > RANGE_BYTES
@@ -158,7 +158,7 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
     return _ReleasePlan(order, untouched, shuffle)
 
 
-def _weigh_rows(
+def _gather_weights(
     epoch: EpochContext, scans: TaskScans, read: Iterable[FileRef]
 ) -> tuple[_Weights, _Weights, _Weights]:
     """Samples of late rows that leave at once, of rows that leave in order, and that stay."""
@@ -166,20 +166,20 @@ def _weigh_rows(
     decision = epoch.decision
     for answer in scans.answers:
         if (kept := answer.kept) is not None:
-            late += _spread_rows(decision.section, kept.late_times, kept.late)
-            others = _spread_rows(decision.section, kept.times, kept.rows.total() - kept.late)
+            late += _sample_rows(decision.section, kept.late_times, kept.late)
+            others = _sample_rows(decision.section, kept.times, kept.rows.total() - kept.late)
             leaving += [one for one in others if one[0] < decision.release_after]
             staying += [one for one in others if one[0] >= decision.release_after]
     for ref in read:
         low, high = ref.min_time or 0, ref.max_time or 0
         step = (high - low) // _SEGMENT_SAMPLES + 1
-        own = _spread_rows(ref.extra["section_max"], [*range(low, high + 1, step)], ref.rows)
+        own = _sample_rows(ref.extra["section_max"], [*range(low, high + 1, step)], ref.rows)
         leaving += [one for one in own if one[0] < decision.release_after]
         staying += [one for one in own if one[0] >= decision.release_after]
     return late, leaving, staying
 
 
-def _spread_rows(section: int, times: list[int], rows: int) -> _Weights:
+def _sample_rows(section: int, times: list[int], rows: int) -> _Weights:
     return [(ReleaseMark(section, time), rows / len(times)) for time in times]
 
 

@@ -1,4 +1,4 @@
-"""Slices of a cut, and what tasks are told about them."""
+"""Slices of a cut, and the order of the tasks that read them."""
 
 from __future__ import annotations
 
