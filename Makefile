@@ -57,6 +57,10 @@ quality-rows: venv java warm ## the faults of quality and recovery that a review
 faults: venv java ## the test of each fault that the review of e3dab94 found (ARGS="--on e3dab94" shows that each is red there); "N of N ids, N passed, 0 failed"
 	$(BIN)/python -m tests.faults $(ARGS)
 
+.PHONY: fields
+fields: venv ## every field of a spec, the code that reads it and a test that names it; ends with "N fields, 0 without a reader or a test"
+	$(BIN)/python -m tests.spec.field_effects
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof
@@ -149,6 +153,14 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 .PHONY: jobs-proof
 jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows --minio --checkpoints bucket"), half a minute per kill
 	$(BIN)/python -m tests.sealed_queries.jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3) --seed $(or $(SEED),1) $(ARGS)
+
+.PHONY: jobs-matrix
+jobs-matrix: venv java ## each kind of script x each disturbance, with a real Spark (ARGS="--part 10 --seed 1"), some minutes a cell: "N cells, 0 differences, N not run"
+	$(BIN)/python -m tests.sealed_queries.jobs_matrix $(ARGS)
+
+.PHONY: jobs-soak
+jobs-soak: venv ## simulate jobs with models of Spark and of sinks, and hunt planted bugs (WORLDS=200): "N histories, 0 violations; N planted bugs, 0 missed"
+	$(BIN)/python -m tests.simulation.job_mutants --worlds $(or $(WORLDS),200)
 
 .PHONY: bench-jobs
 bench-jobs: venv java warm ## what sealing costs a job per batch; seconds of a kill and of restores (ARGS="--files 40 --rounds 3 --megabytes 1000")

@@ -5,6 +5,7 @@ restore Spark's checkpoint, `cut` the offsets, and ``notes["batch"]`` the rest. 
 batch of one query and repeats where the job's other queries were, so it restores all of them.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Self
 
@@ -14,6 +15,7 @@ from .manifest import Manifest
 from .record_models import FrozenModel
 
 _KEY = "batch"  # in `Manifest.notes`
+TOPIC_SCHEME = "kafka://"  # of the sink of a query whose topic is known
 
 
 class SinkRewind(StrEnum):
@@ -77,7 +79,6 @@ class QueryPosition(BatchReport):
         seconds: duration of the batch; None if Spark's report of it was lost.
         interval: seconds from batch to batch that the trigger asks for; None if it asks for none.
         id: Spark's id of the query, which its sinks note; None in slots of older versions.
-        sealed_at: ticks, when the batch was sealed; None in slots of older versions.
     """
 
     batch: int
@@ -85,7 +86,13 @@ class QueryPosition(BatchReport):
     seconds: float | None = None
     interval: OmittedIfNone[float] = None
     id: OmittedIfNone[str] = None
-    sealed_at: OmittedIfNone[int] = None
+
+    def allow_repeats(self) -> SinkRewind:
+        """Return how the sink follows if it may get batches twice."""
+        if self.rewind is not SinkRewind.REFUSED:
+            return self.rewind
+        is_topic = self.sink.startswith(TOPIC_SCHEME)
+        return SinkRewind.ANNOUNCE if is_topic else SinkRewind.REPEAT
 
 
 class BatchNotes(FrozenModel):
@@ -113,10 +120,11 @@ class BatchNotes(FrozenModel):
 
 
 class SinkPlan(FrozenModel):
-    """What a restore does to the sink of one query.
+    """What a restore does to the sink of one query; the fork keeps it as what the restore owes.
 
     Attributes:
         query: name of the query.
+        id: Spark's id of the query, which its sinks note; empty in slots of older versions.
         newest: newest sealed batch of the current lineage.
         batch: batch to return to; None for the beginning.
         sink: Spark's description of the sink.
@@ -124,26 +132,46 @@ class SinkPlan(FrozenModel):
     """
 
     query: str
+    id: str = ""
     newest: int
     batch: int | None
     sink: str
     rewind: SinkRewind
 
 
-def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan, ...]:
+def plan_sinks(
+    head: Manifest | None, target: Manifest | None, repeatable: Collection[str] = ()
+) -> tuple[SinkPlan, ...]:
     """Return what going back from `head` to `target` does to the sink of each query of `head`.
 
     Empty for a pipeline, or without a head.
+
+    Args:
+        head: the newest record.
+        target: the checkpoint to return to; None for the beginning.
+        repeatable: queries that the present spec of the job declares so. When the head was sealed
+            they may not have been, and a job that fails seals no other batch.
     """
     now, then = BatchNotes.from_manifest(head), BatchNotes.from_manifest(target)
     before = then.queries if then else {}
     return tuple(
         SinkPlan(
             query=name,
+            id=at.id or "",
             newest=at.batch,
             batch=before[name].batch if name in before else None,
             sink=at.sink,
-            rewind=at.rewind,
+            rewind=at.allow_repeats() if name in repeatable else at.rewind,
         )
         for name, at in (now.queries if now else {}).items()
     )
+
+
+def list_called_queries(target: Manifest | None) -> dict[str, int]:
+    """Return the queries whose sink follows by a function, each with its batch at `target`."""
+    notes = BatchNotes.from_manifest(target)
+    return {
+        name: at.batch
+        for name, at in (notes.queries if notes else {}).items()
+        if at.rewind is SinkRewind.CALLBACK
+    }

@@ -14,10 +14,14 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
-from .batch_notes import SinkPlan, SinkRewind, plan_sinks
+from pydantic import Field
+
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+
+from .batch_notes import SinkPlan, SinkRewind, list_called_queries, plan_sinks
 from .bucket_layout import BucketLayout, CheckpointId
 from .checkpoint_catalog import CheckpointCatalog
-from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
+from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_REGAINS, RESTORE_SINK, HeadMovedError
 from .host_clock import SYSTEM_CLOCK
 from .lease import Lease
 from .manifest import Counters, ForkRecord
@@ -44,6 +48,8 @@ class RestorePlan(FrozenModel):
         since: creation time of the target, microseconds UTC; None for the beginning.
         spec_changed: head and target were written by different specs; False without one of them.
         sinks: what happens to the sinks of a job's queries; empty for a pipeline.
+        regained: queries of a job whose batches would come back, each with its newest one there,
+            while a function has taken them out of the sink.
     """
 
     pipeline: str
@@ -60,14 +66,19 @@ class RestorePlan(FrozenModel):
     since: int | None
     spec_changed: bool
     sinks: tuple[SinkPlan, ...] = ()
+    regained: dict[str, int] = Field(default={})
 
     def require_sinks_follow(self) -> None:
         """Refuse a restore that a sink cannot follow.
 
         Raises:
             ConfigurationError: nothing takes later batches out of the sink, and it may not get them
-                twice.
+                twice; or nothing brings back batches that a function has taken out.
         """
+        for query, newest in self.regained.items():
+            raise RESTORE_REGAINS(
+                pipeline=self.pipeline, checkpoint=self.target, query=query, newest=newest
+            )
         for one in self.sinks:
             if one.rewind is SinkRewind.REFUSED:
                 raise RESTORE_SINK(
@@ -76,12 +87,23 @@ class RestorePlan(FrozenModel):
 
 
 def plan_restore(
-    log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None
+    log: SlotLog,
+    target: CheckpointId | None,
+    *,
+    catalog: CheckpointCatalog | None = None,
+    spec: SupervisedSpec | None = None,
 ) -> RestorePlan:
     """Return what a restore of `target` (None: the beginning) would take back.
 
     Writes nothing except pages of the slot index. Does not refuse a condemned target, or a sink
     that cannot follow; `commit_restore` does.
+
+    Args:
+        log: of the pipeline or job.
+        target: the checkpoint; None for the beginning.
+        catalog: of that log.
+        spec: the present one. What a job's says about its sinks counts before what the newest
+            batches have noted; None: only that is known.
 
     Raises:
         ConfigurationError: `target` was never completed, or an epoch that the restore would apply
@@ -105,6 +127,7 @@ def plan_restore(
                 tables.update(row.tables)
                 windows.update(row.windows)
     counters = head.record.counters if head.record else Counters()
+    regained = (manifest.slot if manifest else 0) - shared
     return RestorePlan(
         pipeline=log.pipeline,
         target=str(target) if target else None,
@@ -113,7 +136,7 @@ def plan_restore(
         sha256=head.sha256,
         head=str(head.checkpoint) if head.checkpoint else None,
         epochs_rewound=rewound,
-        epochs_regained=(manifest.slot if manifest else 0) - shared,
+        epochs_regained=regained,
         rows=_count_rows_taken_back(counters, manifest.counters if manifest else Counters()),
         tables=dict(sorted(tables.items())),
         windows=dict(sorted(windows.items())),
@@ -123,7 +146,10 @@ def plan_restore(
             and manifest is not None
             and head.record.spec_digest != manifest.spec_digest
         ),
-        sinks=plan_sinks(head.record, manifest),
+        sinks=plan_sinks(
+            head.record, manifest, spec.repeatable if isinstance(spec, JobSpec) else ()
+        ),
+        regained=list_called_queries(manifest) if regained > 0 else {},
     )
 
 
@@ -163,7 +189,9 @@ def commit_restore(
         # have condemned one whose stub is not in place yet.
         _require_no_gap(CheckpointCatalog(log), target)
     lease.ensure_held()
-    outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
+    # Retention may remove the batches that are left before a launch has brought the sinks back.
+    owed = [one.model_dump(mode="json") for one in plan.sinks]
+    outcome = log.fork(head, target, request_id=request_id, who=who, why=why, sinks=owed)
     if isinstance(outcome, SlotTaken):
         raise _head_moved_error(plan, log.head())
     return outcome

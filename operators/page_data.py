@@ -164,7 +164,8 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
     if row.get("unread"):
         yield "warn", _STALE_DAG_TEXTS[row["unread"]]
     age = now - row["sealed_at"] if row.get("sealed_at") else 0  # milliseconds
-    if state == "running" and age > OLD_CHECKPOINT_SECONDS * 1000:
+    # A job seals nothing while it has nothing to do, and ends itself when it stands still.
+    if state == "running" and age > OLD_CHECKPOINT_SECONDS * 1000 and not row.get("queries"):
         yield "warn", f"the newest checkpoint is {_format_duration(age // 1000)} old"
     if state != "waiting" and (row.get("unpublished") or 0) > BACKLOG_EPOCHS:
         yield "warn", f"{row['unpublished']} sealed epochs are not in the tables yet"
@@ -552,6 +553,26 @@ def list_driver_events(
             says = f"the spec changed from {before['spec'][:8]} to {first['spec'][:8]}"
             yield {**event, "kind": "spec", "says": says}
         newest = before
+
+
+def list_lease_events(driver: DriverOverview, newest: JsonView | None) -> Iterator[JsonObject]:
+    """Yield what the lease tells before the next epoch: a new driver, or that the driver is gone.
+
+    Args:
+        driver: who holds the lease, and the newest report.
+        newest: as for `list_driver_events`.
+    """
+    lease, report = driver.lease, driver.report
+    if lease is None or lease.record.holder is None or report is None:
+        return
+    event = {"kind": "driver", "checkpoint": None}
+    who = f"the driver with token {lease.token}"
+    if newest is None or newest["token"] != lease.token:
+        at = report.body.get("started_at", report.at)
+        yield {**event, "at": at // 1000, "says": f"{who} began, and has sealed no checkpoint yet"}
+    if driver.lease_expired:
+        says = f"{who} is gone: it reported last at this time, and did not say that it ends"
+        yield {**event, "at": report.at // 1000, "says": says}
 
 
 def _find_first_epoch(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +41,15 @@ StoreOption = Annotated[
         metavar="URL",
         help="s3://bucket/prefix, a folder, or 'stack' for the local stack's bucket. "
         "Default: $TIDEGATE_STORE, else .tidegate/store here, else the stack's bucket.",
+    ),
+]
+EnvironmentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="NAME",
+        help="Merge the files of this environment into the spec: envs/NAME.yaml beside it, and "
+        "envs/NAME/ with a file of the spec's name. Default: $TIDEGATE_ENV.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
@@ -247,20 +255,17 @@ def find_spec(spec: str) -> PipelineSpec:
     return load_spec(_allow_imports_beside(resolve_spec_path(spec)))
 
 
-def find_any_spec(spec: str) -> PipelineSpec | JobSpec:
-    """Load the spec of a pipeline or of a job, as `find_spec`."""
+def find_any_spec(spec: str, environment: str | None = None) -> PipelineSpec | JobSpec:
+    """Load the spec of a pipeline or of a job in an environment, as `find_spec`."""
     from tidegate.jobs.spec.loader import load_any_spec
 
-    return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)))
+    return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)), environment)
 
 
 def _allow_imports_beside(path: Path) -> Path:
-    folder = str(path.absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [one for one in (os.environ.get("PYTHONPATH"), folder) if one]
-        )
+    from tidegate.jobs.spec.user_code import allow_imports
+
+    allow_imports(path.absolute().parent)
     return path
 
 

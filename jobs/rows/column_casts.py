@@ -10,8 +10,7 @@ from itertools import accumulate
 from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
 from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -131,6 +130,29 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
     )
 
 
+_UNPROVEN = {
+    "decimal": ("float",),
+    "float": ("decimal",),
+    "double": ("decimal",),
+}
+"""Declared type -> families whose digits DuckDB rounds in another way than Spark."""
+
+
+def is_cast_proven(arrow: str, declared: str, timezone: str | None) -> bool:
+    """Whether DuckDB is proven to cast and refuse all values as Spark SQL does."""
+    if cast_never_fails(arrow, declared):
+        return True
+    own, family = unwrap_dictionary(arrow), classify_arrow_type(arrow)
+    if "<" in declared or "<" in own:  # DuckDB does not get nested columns
+        return False
+    if family == "timestamp":
+        zoned = is_naive_timestamp(arrow) and timezone is not None
+        return not zoned and (declared != "date" or not is_nanosecond_timestamp(arrow))
+    if (own, declared) in (("double", "float"), ("string", "binary"), ("large_string", "binary")):
+        return False
+    return family not in _UNPROVEN.get(declared.partition("(")[0], ())
+
+
 # From the physical columns of an object to the declared ones, and the verdict on each row's form,
 # as Spark SQL.
 
@@ -159,8 +181,8 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
 
     Returns:
         The columns of `select` or the schema, `_time`, `_end` (exclusive, in ticks), `_kind` (null
-        if unknown), `_dead`, `_detail`, `_json` (the columns read; in DuckDB null unless the row
-        could not be decoded), `_rule`, `_warned` and the four places.
+        if unknown), `_dead`, `_detail`, `_json` (the columns read; in DuckDB null), `_rule`,
+        `_warned` and the four places.
     """
     native = isinstance(raw, DuckFrame)
     casts = {
@@ -173,12 +195,7 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
     read = [name for name, _ in select_readable_columns(physical.items())]
     json = f"to_json(struct({', '.join(map(quote_name, read))}))"
     if native:
-        # DuckDB writes texts and whole numbers as Spark does. A row that could not be decoded has
-        # nothing else, and Spark leaves nulls out.
-        own = ", ".join(f"'{n}', {n}" for n in read if n in (BAD_REASON, BAD_TEXT, OFFSET_COLUMN))
-        known = f"CASE WHEN {BAD_REASON} IS NOT NULL AND {BAD_TEXT} IS NOT NULL THEN"
-        json = f"{known} CAST(to_json(named_struct({own})) AS string) END"
-        json = json if BAD_TEXT in physical else "CAST(NULL AS string)"
+        json = "CAST(NULL AS string)"  # `row_texts` writes those that are asked for
     unfit, detail = _judge_values_sql(source, physical, casts)
     cast = raw.selectExpr(
         *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),
@@ -259,7 +276,10 @@ def cast_with_check_sql(
     The condition is None if every value fits.
     """
     cast = _cast_column_sql(column, declared, arrow, timezone)
-    lost = is_naive_timestamp(arrow) and timezone is None and declared == "timestamp"
+    is_local = is_naive_timestamp(arrow) and declared == "timestamp"
+    if is_local and timezone is not None:
+        return cast, _skipped_time_sql(column, cast, arrow, timezone)
+    lost = is_local and timezone is None
     return cast, (
         f"{column} IS NOT NULL"
         if lost or arrow_to_spark_type(arrow) is None
@@ -288,17 +308,28 @@ def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
         is_naive_timestamp(arrow) and timezone is None
     ):
         return "CAST(NULL AS timestamp)"
-    # `div` rounds towards zero; times before 1970 have to be rounded down.
-    value = (
-        f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
-        if is_nanosecond_timestamp(arrow)
-        else column
-    )
+    value = _whole_micros_sql(column, arrow)
     return (
         f"to_utc_timestamp(CAST({value} AS timestamp), '{timezone}')"
         if is_naive_timestamp(arrow)
         else value
     )
+
+
+def _whole_micros_sql(column: str, arrow: str) -> str:
+    if not is_nanosecond_timestamp(arrow):
+        return column
+    # `div` rounds towards zero; times before 1970 have to be rounded down.
+    return f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
+
+
+def _skipped_time_sql(column: str, cast: str, arrow: str, timezone: str) -> str:
+    """The condition under which the zone has no such local time: another one comes back.
+
+    Spark takes the earlier instant of a local time that occurs twice.
+    """
+    local = f"CAST({_whole_micros_sql(column, arrow)} AS timestamp)"
+    return f"{column} IS NOT NULL AND from_utc_timestamp({cast}, '{timezone}') <> {local}"
 
 
 def _end_ticks_sql(source: SourceSpec) -> str:
@@ -333,18 +364,23 @@ def _judge_values_sql(
     """
     bad: dict[str, str] = {}
     naive: _Cases = []
+    skipped: dict[str, str] = {}
     for name, declared in source.columns.items():
         arrow, column = physical.get(name), quote_name(name)
         if arrow is None:
             continue
         if arrow_to_spark_type(arrow) is None:
             bad[name] = "true"
-        elif declared == "timestamp" and source.timezone is None and is_naive_timestamp(arrow):
-            naive.append(("naive_time", f"{column} IS NOT NULL"))
+        elif declared == "timestamp" and is_naive_timestamp(arrow):
+            if source.timezone is None:
+                naive.append(("naive_time", f"{column} IS NOT NULL"))
+            else:
+                skipped[name] = _skipped_time_sql(column, casts[name], arrow, source.timezone)
         elif (condition := _unfit_value_sql(column, casts[name], arrow, declared)) is not None:
             bad[name] = condition
-    cases: _Cases = [("bad_value", condition) for condition in bad.values()]
+    cases: _Cases = [("bad_value", condition) for condition in (bad | skipped).values()]
     names = [(f"{n} is {physical[n]}, declared {source.columns[n]}", c) for n, c in bad.items()]
+    names += [(f"{n} is a local time that {source.timezone} skips", c) for n, c in skipped.items()]
     details = [_first_reason_sql(names), quote_text(source.event_time)]
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         cases.append(("bad_value", f"{BAD_REASON} IS NOT NULL"))
@@ -380,11 +416,12 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
     # Cast back and compared: so a fraction that was cut off shows.
     exact = declared in ("int", "long") or declared.startswith("decimal")
     if exact and family in ("float", "decimal"):
-        return (
-            f" OR CAST({cast} AS {arrow_to_spark_type(arrow)}) <> {column}"
-            if family == "float"
-            else f" OR {cast} <> {column}"
-        )
+        if family == "decimal":  # as its own type: two decimals lose digits to be compared
+            back = f"try_cast({cast} AS {arrow_to_spark_type(arrow)})"
+            return f" OR coalesce({back} <> {column}, true)"
+        # Spark makes the greatest long of two to the 63rd, which is one more.
+        lost = f" OR {column} >= CAST('{2**63}' AS double)" if declared == "long" else ""
+        return f" OR CAST({cast} AS {arrow_to_spark_type(arrow)}) <> {column}{lost}"
     if family == "int" and declared in EXACT_BITS:
         return f" OR abs(CAST({column} AS decimal(20,0))) > {2 ** EXACT_BITS[declared]}L"
     return ""

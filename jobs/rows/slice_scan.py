@@ -16,12 +16,13 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .column_casts import cast_never_fails
+from .column_casts import cast_never_fails, is_cast_proven
+from .dead_rows import JUDGED, add_faults
 from .member_scan import (
     BARRIER,
     DATA,
@@ -37,8 +38,6 @@ MOST_CELLS: Final = 64_000_000
 """Values, rows times columns, up to which one process holds rows: about 1 GB."""
 SAFE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 """Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
-JUDGED: Final = ("_dead", "_rule", "_warned")
-SHOWN: Final = ("_dead", "_detail", "_json", "_p")
 
 
 def scan_slice(
@@ -55,28 +54,26 @@ def scan_slice(
     Args:
         spec: the pipeline.
         cut: what the slice is in.
-        parts: of all slices of the cut; `is_plain` holds for them.
+        parts: of all slices of the cut; `is_proven` holds for them.
         index: of the slice, which has parts.
         state: the decider's state before the epoch.
         native: with the columns of the spec.
 
     Returns:
         What it holds, and all of its rows with `_m`, `_seq`, `_et`, `_end` and `_code`. With
-        `native` also the columns of the spec, and `JUDGED` and `SHOWN` where they are known. Rows
-        that are not plain data have `_verdict` and `_mark`.
+        `native` also the columns of the spec, `JUDGED` if the source has conditions, and `FAULTS`
+        if there are dead letters. Rows that are not plain data have `_verdict` and `_mark`.
     """
     source = spec.sources[cut.slices[index].member.source]
     flat = {name for name, kind in source.columns.items() if "<" not in kind}
     names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
-    shown = native and is_decoded(parts, index, source)
-    names |= {BAD_TEXT} if shown else set()
     frame, tables = read_slice(spec, cut, parts, index, names)
+    fits = all(has_fitting_columns(part, source) for part in parts if part.member == index)
     # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
-    kept = native and not source.select and len(tables) == 1
+    kept = native and fits and not source.select and len(tables) == 1
     own = list(map(quote_name, spec.columns)) if native and not kept else []
     own += JUDGED if native and source.has_conditions else ()
-    own += [name for name in SHOWN if shown and name not in own]
-    if len(tables) == 1 and has_plain_points(source, tables[0]):
+    if fits and len(tables) == 1 and has_plain_points(source, tables[0]):
         rows = select_plain_points(tables[0], source.event_time)
     else:
         rows = select_surveyed(frame, {index: source}, own).toArrow()
@@ -84,7 +81,8 @@ def scan_slice(
         rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
     rows = sort_rows(rows)
     found = scan_rows(spec, cut, index, rows, state)
-    return found, add_verdicts(rows, found.verdicts)
+    rows = add_verdicts(rows, found.verdicts)
+    return found, add_faults(rows, frame, parts) if native else rows
 
 
 def scan_rows(
@@ -115,26 +113,30 @@ def make_no_rows(spec: PipelineSpec) -> pa.Table:
     return pa.schema(kinds).empty_table()
 
 
-def is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
-    """Whether no value of an object can be bad, and DuckDB may judge its rows."""
+def is_proven(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
+    """Whether DuckDB may judge the rows of an object."""
+    if not native:
+        # Whole rows of a cut that is too large are left to Spark SQL.
+        return not (source.has_conditions or source.select) and has_fitting_columns(part, source)
     physical = dict(part.columns)
-    # Whole rows of a cut that is too large are left to Spark SQL.
-    return (native or not (source.has_conditions or source.select)) and all(
-        cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
+    return all(
+        is_cast_proven(physical.get(name, "null"), own, source.timezone)
+        for name, own in source.columns.items()
     )
 
 
-def is_decoded(parts: Sequence[CutPart], member: int, source: SourceSpec) -> bool:
-    """Whether all objects of a slice are decoded copies that have the declared columns only."""
-    known = {*source.columns, BAD_REASON, BAD_TEXT, OFFSET_COLUMN}
-    columns = [{name for name, _ in p.columns} for p in parts if p.member == member]
-    return all(BAD_TEXT in own and own <= known for own in columns)
+def has_fitting_columns(part: CutPart, source: SourceSpec) -> bool:
+    """Whether no value of an object can be bad by its type."""
+    physical = dict(part.columns)
+    return all(
+        cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
+    )
 
 
 def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
     """Whether a row without an event time is all that can be wrong or special in these rows.
 
-    `is_plain` holds for them.
+    `has_fitting_columns` holds for them.
     """
     options = (source.end_time, source.barriers, source.min_event_time)
     return all(option is None for option in options) and not (

@@ -3,13 +3,14 @@
 A file sink follows its log, and other sinks a callback of the script. An Iceberg or Delta table
 goes back in one commit. Both kinds of table note in each commit which query wrote it and which
 batch it was: Iceberg in the summary of a snapshot, Delta in the parameters of a version. A query
-keeps its id in its checkpoint, so copies of the checkpoint have the same one. The table goes back
-to the newest commit of the batch that was made before the batch was sealed; a batch of an older
-timeline may have the same number.
+keeps its id in its checkpoint, so copies of the checkpoint have the same one. A batch of another
+timeline may have the same number, so each commit also notes the timeline and the launch: an option
+of the writer, which both formats store. No clock decides.
 
 Iceberg is called in the script's own JVM, with the catalog that the script has configured.
 """
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.batch_notes import BatchNotes, SinkPlan, SinkRewind
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.job import find_restore_callback
 from tidegate.jobs.sinks.kafka_sink import (
@@ -34,7 +35,14 @@ from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
 from tidegate.json_types import JsonObject
 
 from .checkpoint_files import SINK_LOG
-from .errors import COMMIT_GONE, ROLLBACK_FAILED, SINK_AHEAD, TABLE_SHARED, TOPIC_NOT_INFORMED
+from .errors import (
+    COMMIT_GONE,
+    ROLLBACK_FAILED,
+    SINK_AHEAD,
+    SINK_UNKNOWN,
+    TABLE_SHARED,
+    TOPIC_NOT_INFORMED,
+)
 from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
@@ -44,6 +52,8 @@ _KEEP_NOTHING = {"console", "memory", "noop"}
 _QUERY = "spark.sql.streaming.queryId"
 _BATCH = "spark.sql.streaming.epochId"
 _OURS = "tidegate.rollback"  # in a commit that deletes all rows: the query
+_LAUNCH = "tidegate.launch"  # in a commit: owner of the query, timeline, token of the lease
+_LAUNCH_MARK = re.compile(rf"{re.escape(_LAUNCH)}=(\S+) t(\d+)-(\d+)")
 _ICEBERG = "org.apache.iceberg."
 # Commits that change no row, so that nothing is lost if they are taken back.
 _ROWLESS = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
@@ -57,15 +67,30 @@ class SealedPoint:
         pipeline: name of the job.
         queries: ids that the query has had, the present one included.
         batch: the last batch that stays; None: none.
-        before: ticks; the batch was sealed by then.
+        owner: of the query, as in `TableCommit`.
+        lineage: timelines that lead there, each with the last batch of the query that counts.
         notice: what announces the restore to the readers of a topic.
     """
 
     pipeline: str
     queries: frozenset[str]
     batch: int | None
-    before: int
+    owner: str = ""
+    lineage: Mapping[int, int] = field(default_factory=dict)
     notice: JsonObject = field(default_factory=dict)
+
+    def is_own(self, commit: "TableCommit") -> bool:
+        """Whether a commit is one of the query, perhaps under an id that nothing has sealed."""
+        return commit.query in self.queries or bool(self.owner and commit.owner == self.owner)
+
+    def is_kept(self, commit: "TableCommit") -> bool:
+        """Return whether a commit of the query belongs to what stays."""
+        if not self.is_own(commit) or self.batch is None:
+            return False
+        last = self.batch
+        if commit.launch is not None:  # those of older versions, or of the script before, have none
+            last = min(last, self.lineage.get(commit.launch[0], -1))
+        return commit.batch <= last
 
 
 def find_local_folder(address: str) -> Path | None:
@@ -104,14 +129,17 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
     A file sink gets its sealed log back; later files stay and are not read. A table is rolled
-    back. A callback is called, and its errors pass through. A topic gets a message. Another sink is
-    left as it is; if it cannot repeat a batch either, a warning is logged.
+    back. A callback is called, and its errors pass through. A topic gets a message. Another sink
+    that may get a batch twice is left as it is.
 
     Args:
         facts: of the query.
         folder: its checkpoint as it was sealed, with the sealed log of a file sink.
         point: what the sink should hold.
         rewind: how.
+
+    Raises:
+        ConfigurationError: the sink can neither be read nor take back or repeat a batch.
     """
     query, batch, sink_log = facts.name or "", point.batch, find_sink_log(facts)
     callback = find_restore_callback(query)
@@ -127,18 +155,34 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
         _announce_restore(facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
-        _log.warning(
-            "batch_may_repeat",
-            pipeline=point.pipeline,
-            query=query,
-            after_batch=batch,
-            advice="tidegate.job.on_restore can take back what a lost driver has written",
-        )
+        _refuse_unknown_sink(point.pipeline, query, batch)
+
+
+def _refuse_unknown_sink(pipeline: str, query: str, batch: int | None) -> None:
+    """Refuse a query that begins below a batch that its sink may have, where no one can tell.
+
+    The same number would mean other rows. A sink that looks at it would leave them out, and one
+    that does not would get rows twice.
+
+    Args:
+        pipeline: name of the job.
+        query: its name.
+        batch: after which it would go on; None: none.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    first, planned = (0, "none") if batch is None else (batch + 1, batch)
+    raise SINK_UNKNOWN(pipeline=pipeline, query=query, planned=planned, first=first)
 
 
 def find_newest_written(facts: WriterFacts) -> int | None:
     """Return the newest batch in the log of a local file sink; None for another sink, or none."""
-    sink_log = find_sink_log(facts)
+    return find_newest_entry(find_sink_log(facts))
+
+
+def find_newest_entry(sink_log: Path | None) -> int | None:
+    """Return the newest batch in the log folder of a file sink; None without a log, or a batch."""
     if sink_log is None or not sink_log.is_dir():
         return None
     names = (path.name.removesuffix(".compact") for path in sink_log.iterdir())
@@ -179,16 +223,65 @@ def list_query_ids(log: SlotLog, sealed: Manifest | None, query: str) -> frozens
         sealed: the batch from which the job goes on; None before the first.
         query: its name.
     """
-    ends = [sealed]
-    # A fork in the first slot leaves a timeline without a batch.
-    for fork in (fork for fork in log.list_forks() if fork.slot > 1):
+    ends, forks = [sealed], log.list_forks()
+    owed = {one.id for fork in forks for one in _read_debts(fork) if one.query == query}
+    # Forks of older versions do not say what they owe. One in the first slot leaves a timeline
+    # without a batch.
+    for fork in (fork for fork in forks if fork.slot > 1 and not fork.sinks):
         filled = log.read_slot(fork.timeline, fork.slot - 1)
         if filled is not None and isinstance(filled.record, Manifest):
             ends.append(filled.record)
     found = (BatchNotes.from_manifest(end) for end in ends)
-    return frozenset(
+    return frozenset(owed) | {
         notes.queries[query].id or "" for notes in found if notes and query in notes.queries
-    )
+    }
+
+
+def _read_debts(fork: ForkRecord) -> list[SinkPlan]:
+    return [SinkPlan.model_validate(one) for one in fork.sinks]
+
+
+def list_lineage(log: SlotLog, head: LogHead, query: str, batch: int) -> dict[int, int]:
+    """Return the timelines that lead to the head, each with the last batch of a query that counts.
+
+    Args:
+        log: of the job.
+        head: of it.
+        query: its name.
+        batch: its newest sealed batch.
+    """
+    forks, last = log.list_forks(), dict[int, int]()
+    lineage = log.lineage(head.timeline)
+    for segment, after in zip(lineage, (*lineage[1:], None), strict=True):
+        # The fork that opened the next timeline says where the query was when it parted.
+        debts = _read_debts(forks[after.timeline - 1]) if after else []
+        ends = [-1 if one.batch is None else one.batch for one in debts if one.query == query]
+        last[segment.timeline] = min([batch, *ends])
+    return last
+
+
+def build_commit_marks(facts: WriterFacts, owner: str, timeline: int, token: int) -> dict[str, str]:
+    """Return the options of a writer that let its table note the launch in each commit.
+
+    Empty for other sinks, and for a Delta table whose commits carry the script's own note.
+
+    Args:
+        facts: of the query.
+        owner: of the query, as in `TableCommit`.
+        timeline: of the head from which the launch goes on.
+        token: of its lease.
+    """
+    launch = f"{owner} t{timeline}-{token:06d}"
+    if not can_roll_back(facts):
+        return {}
+    if facts.format != "delta":
+        return {f"snapshot-property.{_LAUNCH}": launch}
+    return {} if facts.note else {"userMetadata": f"{_LAUNCH}={launch}"}
+
+
+def _read_mark(text: str | None) -> tuple[str, tuple[int, int] | None]:
+    found = _LAUNCH_MARK.fullmatch(text or "")
+    return (found[1], (int(found[2]), int(found[3]))) if found else ("", None)
 
 
 def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:
@@ -226,17 +319,19 @@ class TableCommit:
 
     Attributes:
         id: of the snapshot, or the version.
-        at: milliseconds since 1970.
         query: the id of the query that made it; None for another writer.
         batch: of the query; -1 for another writer.
         operation: what the table calls it.
+        owner: uid of the job and name of the query; empty if the commit does not say.
+        launch: timeline and token of the launch; None if the commit does not say.
     """
 
     id: int
-    at: int
     query: str | None = None
     batch: int = -1
     operation: str = ""
+    owner: str = ""
+    launch: tuple[int, int] | None = None
 
 
 def can_roll_back(facts: WriterFacts) -> bool:
@@ -281,20 +376,21 @@ def choose_commit(
         point: where the query should be.
 
     Raises:
-        LookupError: the table does not keep the commit.
+        LookupError: the table does not keep the commit, or several that may be it.
     """
     if point.batch is not None:
-        found = [
-            one
-            for one in known
-            if one.query in point.queries
-            and one.batch <= point.batch
-            and one.at * 1000 <= point.before
-        ]
+        found = [one for one in known if point.is_kept(one)]
         if not found:
             raise LookupError(f"no commit of batch {point.batch} or before")
-        return max(found, key=lambda one: (one.batch, one.at))
-    own = [number for number, one in enumerate(line) if one.query in point.queries]
+        newest = max((one.batch, one.launch or (-1, -1)) for one in found)
+        same = [one for one in found if (one.batch, one.launch or (-1, -1)) == newest]
+        if len(same) > 1:
+            numbers = ", ".join(str(one.id) for one in same)
+            raise LookupError(
+                f"several commits of batch {newest[0]} of unknown launches: {numbers}"
+            )
+        return same[0]
+    own = [number for number, one in enumerate(line) if point.is_own(one)]
     if not own:
         return line[-1] if line else None
     return line[own[0] - 1] if own[0] > 0 else None
@@ -303,7 +399,7 @@ def choose_commit(
 def _refuse_others(removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint) -> None:
     """Refuse to take back what another writer has committed."""
     for one in removed:
-        if one.query not in point.queries and one.operation not in _ROWLESS:
+        if not point.is_own(one) and one.operation not in _ROWLESS:
             name = facts.table or facts.path
             raise TABLE_SHARED(pipeline=point.pipeline, table=name, commit=one.id, query=facts.name)
 
@@ -340,7 +436,8 @@ def _read_snapshot(snapshot: Any) -> TableCommit:
     batch = int(summary.get(_BATCH, -1))
     query = summary.get(_QUERY)
     operation = "RESTORE" if _OURS in summary else snapshot.operation()
-    return TableCommit(snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, operation)
+    mark = _read_mark(f"{_LAUNCH}={summary.get(_LAUNCH)}")
+    return TableCommit(snapshot.snapshotId(), query, batch, operation, *mark)
 
 
 def _load_iceberg(facts: WriterFacts) -> Any:
@@ -385,4 +482,5 @@ def _read_version(info: dict[str, Any]) -> TableCommit:
     given = info.get("operationParameters") or {}
     query, batch = given.get("queryId"), int(given.get("epochId", -1))
     operation = "RESTORE" if _OURS in info else info["operation"]
-    return TableCommit(info["version"], info["timestamp"], query, batch, operation)
+    mark = _read_mark(info.get("userMetadata"))
+    return TableCommit(info["version"], query, batch, operation, *mark)

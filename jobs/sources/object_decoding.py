@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ import pyarrow.parquet as pq
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.rules.declared_values import build_cast_sql, build_complaint_sql
 from tidegate.jobs.rules.duck_frame import query_table
-from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
+from .odd_texts import MarkedText, add_marks, decode_line
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -218,7 +219,7 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     """Read one JSON object per line; empty lines are not rows and do not count."""
     # A byte order mark stands before the first line, or before others where files were joined.
     lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
-    texts = [line.decode("utf-8", "replace") for line in lines if line.strip()]
+    texts = [decode_line(line) for line in lines if line.strip()]
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns
@@ -229,9 +230,14 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
     ignored = spec.evolution.added == "ignore"
     rows = query_table(
-        pa.table({"line": pa.array(texts, pa.string())}),
+        pa.table(
+            {
+                "line": pa.array([text for text, _ in texts], pa.string()),
+                "is_text": pa.array([is_text for _, is_text in texts], pa.bool_()),
+            }
+        ),
         f"""WITH judged AS (
-            SELECT line,
+            SELECT line, is_text,
                 CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
             FROM rows),
         named AS (
@@ -239,7 +245,8 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
                 lambda k: NOT list_contains($names, k)) AS _unknown
             FROM judged)
         SELECT line AS {BAD_TEXT}, {columns}, _unknown,
-            CASE WHEN NOT ok THEN 'the line is not a JSON object'
+            CASE WHEN NOT is_text THEN 'the line is not UTF-8'
+            WHEN NOT ok THEN 'the line is not a JSON object'
             WHEN len(_unknown) > 0 AND NOT {ignored}
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
@@ -299,41 +306,58 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
     return rows
 
 
-def _read_csv_header(data: bytes, spec: SourceSpec) -> list[str]:
+def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     """Return the names in the first line as Python's reader of CSV sees them.
 
     Raises:
         ValueError: the line cannot be read, or names a column twice.
     """
-    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    text = io.TextIOWrapper(io.BytesIO(marked.data), "utf-8-sig", newline="")
     try:
         lines = csv.reader(text, delimiter=spec.parse.delimiter, quotechar=spec.parse.quote)
         names = next((line for line in lines if line), [])
     except csv.Error as error:
         raise ValueError(f"the header cannot be read: {error}") from error
+    odd = [why for mark, why in marked.complaints.items() if mark in "".join(names)]
+    if odd:
+        raise ValueError(f"the header cannot be read: {odd[0]}")
     if len(set(names)) < len(names):
         raise ValueError("the header names a column twice")
     return names
 
 
 def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
-    names = _read_csv_header(data, spec) if spec.parse.header else list(spec.columns)
-    table, broken = _parse_csv(data, names, spec)
+    marked = add_marks(data, spec.parse.delimiter, spec.parse.quote)
+    names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
+    table, broken = _parse_csv(marked.data, names, spec)
     if table.column_names != names:  # the type of a column with another name would be guessed
         raise ValueError(
             f"the header reads as {', '.join(names)} or as {', '.join(table.column_names)}"
         )
     names = [spec.evolution.renamed.get(name, name) for name in names]
     columns = [column.cast(pa.string()) for column in table.columns]
-    row_texts = pa.compute.binary_join_element_wise(
-        *(pa.compute.fill_null(column, "") for column in columns), spec.parse.delimiter
-    )
-    texts = pa.table(
-        [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
-        names=[*names, BAD_REASON, BAD_TEXT],
-    )
+    written = [pa.compute.fill_null(column, spec.parse.null) for column in columns]
+    if spec.parse.quote.encode() in marked.data:
+        written = [_quote_values(column, spec) for column in written]
+    row_texts = pa.compute.binary_join_element_wise(*written, spec.parse.delimiter)
+    reasons = pa.nulls(table.num_rows, pa.string())
+    for mark, why in marked.complaints.items():
+        has_mark = pa.compute.match_substring(row_texts, mark)
+        reasons = pa.compute.if_else(has_mark, why, reasons)
+        row_texts = pa.compute.replace_substring(row_texts, mark, "\ufffd")
+    texts = pa.table([*columns, reasons, row_texts], names=[*names, BAD_REASON, BAD_TEXT])
     texts = _drop_lookalikes(texts, spec)
+    broken = {number: marked.clean(text) for number, text in broken.items()}
     return _cast_texts(_insert_broken_rows(texts, broken), spec)
+
+
+def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:
+    """Return texts as they stand in CSV, so that the line can be read again."""
+    quote, delimiter = spec.parse.quote, re.escape(spec.parse.delimiter)
+    is_quoted = pa.compute.match_substring_regex(column, f"[{re.escape(quote)}\r\n]|{delimiter}")
+    inner = pa.compute.replace_substring(column, quote, quote * 2)
+    whole = pa.compute.binary_join_element_wise(quote, inner, quote, "")
+    return pa.compute.if_else(is_quoted, whole, column)
 
 
 def _drop_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
@@ -420,64 +444,3 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
         FROM typed""",
         for_frames=True,
     )
-
-
-# DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.
-
-_TIME = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
-_ZONED_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
-_NAIVE_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
-# Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
-# while a value must mean the same in text and in Parquet (tidegate.jobs.spec.row_rules).
-_WHOLE_NUMBER = r"^\s*[+-]?\d+\s*$"
-TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
-def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
-    """Return DuckDB SQL of type `kind` over a quoted column; null if its text does not fit."""
-    if kind == "string":
-        return column
-    if kind == "binary":
-        return f"TRY(from_base64({column}))"
-    if kind == "timestamp":
-        return _build_timestamp_sql(column, spec)
-    return _build_plain_cast_sql(column, kind)
-
-
-def build_complaint_sql(name: str, kind: str, spec: SourceSpec) -> str:
-    """Return DuckDB SQL that says why a text does not fit; `name` is the column without quotes."""
-    complaint = f"""'{name} is no {kind}: ' || "{name}" """
-    if kind != "timestamp" or spec.parse.timestamps != "iso" or spec.timezone is not None:
-        return complaint
-    no_zone = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
-    is_naive = _matches(f'"{name}"', _NAIVE_TIMESTAMP)
-    return f"CASE WHEN {is_naive} THEN {no_zone} ELSE {complaint} END"
-
-
-def _matches(column: str, pattern: str) -> str:
-    return f"regexp_matches({column}, '{pattern}')"
-
-
-def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
-    if spec.parse.timestamps != "iso":
-        per_unit = TICKS_PER_UNIT[spec.parse.timestamps]
-        micros = f"round(try_cast({column} AS DECIMAL(30, 6)) * {per_unit})"
-        return f"TRY(make_timestamptz(CAST({micros} AS BIGINT)))"
-    naive = "NULL"
-    if spec.timezone is not None:
-        naive = f"try_cast({column} AS TIMESTAMP) AT TIME ZONE '{spec.timezone}'"
-    return (
-        f"CASE WHEN {_matches(column, _ZONED_TIMESTAMP)} THEN try_cast({column} AS TIMESTAMPTZ)"
-        f" WHEN {_matches(column, _NAIVE_TIMESTAMP)} THEN {naive} END"
-    )
-
-
-def _build_plain_cast_sql(column: str, kind: str) -> str:
-    """Accept only the plain form of the type: DuckDB would round what has too many digits."""
-    pattern = _WHOLE_NUMBER if kind in ("int", "long") else rf"^\s*({build_text_pattern(kind)})\s*$"
-    cast = f"try_cast({column} AS {DUCKDB_TYPES.get(kind, kind)})"
-    if kind in EXACT_BITS:  # a float holds only so many bits of a whole number
-        whole = _matches(column, _WHOLE_NUMBER)
-        exact = f"abs(try_cast({column} AS HUGEINT)) <= {2 ** EXACT_BITS[kind]}"
-        cast = f"CASE WHEN {whole} AND {exact} OR NOT {whole} AND isfinite({cast}) THEN {cast} END"
-    return f"CASE WHEN {_matches(column, pattern)} THEN {cast} END"

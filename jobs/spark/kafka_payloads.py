@@ -27,9 +27,10 @@ from tidegate.jobs.rows.column_casts import (
     declared_to_spark_type,
     spark_to_arrow_type,
 )
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT, TICKS_PER_UNIT
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -225,8 +226,12 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
         found[column] = (
             f"try_element_at(filter(headers, h -> h.key = {quote_text(header)}), -1).value"
         )
-    values = {kafka.timestamp: "timestamp"} if kafka.timestamp else {}
+    values: dict[str, str] = {}
     faults: list[tuple[str, str]] = []
+    if kafka.timestamp:
+        values[kafka.timestamp] = "timestamp"
+        words = "the timestamp of the message is more than a column holds"
+        faults.append(("timestamp IS NULL", quote_text(words)))
     for name, raw in found.items():
         kind, words = source.columns[name], f"CAST({raw} AS string)"
         values[name] = raw if kind == "binary" else _cast_text_sql(words, kind, source)
@@ -241,6 +246,16 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
 
 
 # Text: JSON, and Protobuf's values as text
+
+
+# A registry's serializer puts the byte 0 and the schema's id, four bytes, before the JSON.
+_NO_JSON_OBJECT: Final = (
+    "CASE WHEN hex(substring(value, 1, 1)) = '00' AND hex(substring(value, 6, 1)) = '7B'"
+    " THEN concat('the message is not a JSON object: it begins with the 5 bytes of a serializer"
+    " that uses a schema registry, schema ', conv(hex(substring(value, 2, 4)), 16, 10),"
+    " '; payload: json reads JSON without them')"
+    " ELSE 'the message is not a JSON object' END"
+)
 
 
 def _decode_json(
@@ -273,7 +288,7 @@ def _decode_json(
         f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END AS _j",
     )
     no_object = f"NOT _plain AND (_k IS NULL OR _j.{_CORRUPT_COLUMN} IS NOT NULL)"
-    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
+    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN {_NO_JSON_OBJECT} END"
     if source.evolution.added == "dead_letter":
         strange = f"array_except(_k, array({', '.join(map(quote_text, kinds))}))"
         why = (
@@ -368,11 +383,13 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
         per_unit = TICKS_PER_UNIT[source.parse.timestamps]
         ticks = f"round(try_cast({raw} AS decimal(30,6)) * {per_unit})"
         return f"timestamp_micros(try_cast({ticks} AS bigint))"
-    naive = (
-        "NULL"
-        if source.timezone is None
-        else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
-    )
+    naive = "NULL"
+    if source.timezone is not None:
+        local = f"try_cast({raw} AS timestamp)"
+        instant = f"to_utc_timestamp({local}, '{source.timezone}')"
+        # A local time that the zone skips does not come back.
+        is_there = f"from_utc_timestamp({instant}, '{source.timezone}') = {local}"
+        naive = f"CASE WHEN {is_there} THEN {instant} END"
     return (
         f"CASE WHEN endswith({raw}, 'Z') OR {raw} RLIKE '{_ZONE_PATTERN}' THEN {cast} ELSE"
         f" {naive} END"

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 from .cut_reader import CutFrame, arrow_to_frame, open_cut
-from .cut_survey import NATIVE_CELLS, MemberScans, refuse_bad_rows, survey_cut
+from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
@@ -212,37 +211,21 @@ class SparkMover:
     ) -> TaskScans | None:
         """Read a cut by Python tasks; None if Spark SQL has to read it."""
         with self._report_errors(None):
-            found = survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
-        dead = () if found is None else [m for m in found.survey.members if m.dead]
-        if dead and any(self._spec.sources[m.member.source].on_bad == "fail" for m in dead):
-            frame = self._open_cut(cut)
-            with self._report_errors(frame):
-                for member in dead:
-                    refuse_bad_rows(frame, self._spec, member)
-        return found
-
-    def _open_cut(self, cut: Cut) -> CutFrame:
-        assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
-        return open_cut(
-            self._sessions, self._spec, self._store, cut, self._cut_folder, self._staging
-        )
+            return survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
 
     def _move_folded(self, order: MoveOrder, scans: TaskScans) -> MoveResult:
-        """Merge and write what tasks have made of the rows; dead rows are read by Spark SQL."""
+        """Merge and write what tasks have made of the rows."""
         assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
         require_frontier(self._spec.name, scans, order)
         late = scans.sum_late_rows(self._spec)
-        has_dead = any(member.dead for member in scans.survey.members)
         staged = CutFrame(order.cut, (), lambda: None, 0, self._cut_folder)
-        if has_dead:
-            staged = self._open_cut(order.cut)
         with self._report_errors(staged):
             epoch = self._make_empty_context(order, staged)
             windows = {
                 name: process_partials(epoch, name, scans.join_partials(name))
                 for name in self._spec.windows
             }
-            dead = write_dead_letters(replace(epoch, native=False), scans)
+            dead = scans.sum_dead_rows()
             released = (
                 release_in_tasks(epoch, scans)
                 if self._spec.outputs.events

@@ -61,7 +61,6 @@ class TaskScans:
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
-    judged: None = None
 
     def discard(self) -> None:
         """Give up the rows that tasks keep."""
@@ -96,6 +95,17 @@ class TaskScans:
             )
         return total
 
+    def sum_dead_rows(self) -> CountedRows:
+        """The dead rows of all units, and what conditions say of rows."""
+        total = CountedRows()
+        for answer in self.answers:
+            total = CountedRows(
+                total.written + WrittenFiles(answer.dead_files),
+                total.late + answer.dead_late,
+                total.counts + answer.dead_counts,
+            )
+        return total
+
     def join_partials(self, window: str) -> pa.Table | None:
         """The partial aggregates of a window in the order of the cut; None without rows."""
         found = [
@@ -118,7 +128,8 @@ def survey_in_tasks(
 
     Raises:
         CorruptObjectsError: objects cannot be read.
-        PoisonError: punctuation that goes back under ``regress: error``.
+        PoisonError: punctuation that goes back under ``regress: error``, or the first dead row
+            that `on_bad` or a rule does not allow.
         TransientError: the store does not answer, or an object has changed.
     """
     units = divide_cut(cut, state, store)
@@ -199,4 +210,8 @@ def _check_answers(answers: list[UnitAnswer]) -> str | None:
     for answer in answers:
         if answer.error is not None:
             raise answer.error
-    return next((answer.left for answer in answers if answer.left is not None), None)
+    left = next((answer.left for answer in answers if answer.left is not None), None)
+    refused = next((a.dead_refused for a in answers if a.dead_refused is not None), None)
+    if left is None and refused is not None:
+        raise refused
+    return left

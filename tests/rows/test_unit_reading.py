@@ -128,7 +128,9 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
         ),
         ({}, {"spark": {"master": "spark://far:7077"}}, None),
         ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
-        ({"where": "n > 0"}, {}, "source a: conditions or selected columns"),
+        ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
+        ({"where": "k like 'x'"}, {}, "source a: k LIKE 'x' is not proven equal in DuckDB"),
+        ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),
         ({"format": "csv"}, {}, "source a: not plain Parquet objects"),
         (
             {},
@@ -150,9 +152,9 @@ def test_the_reason_for_another_way_is_named(
     assert explain_other_rows(spec, LocalStore(tmp_path)) == reason
 
 
-def test_values_that_may_not_fit_are_left_to_spark_sql(tmp_path: Path) -> None:
+def test_casts_that_are_not_proven_are_left_to_spark_sql(tmp_path: Path) -> None:
     """The plan knows the types of the objects."""
     store = LocalStore(tmp_path)
-    spec = spec_of({"a": {"schema": {"t": "timestamp", "n": "int"}}}, windows={}, **OFF)
+    spec = spec_of({"a": {"schema": {"t": "timestamp", "v": "float"}}}, windows={}, **OFF)
     units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
-    assert explain_other_cut(spec, units) == "values of column n that may not fit"
+    assert explain_other_cut(spec, units) == "column v is double, declared float"

@@ -251,7 +251,7 @@ def test_a_batch_given_up_while_its_pack_went_up_leaves_the_next_ones_whole(
 
     def purge_plan(request: StoreRequest) -> Fault | None:
         """Delete the plan of the batch as soon as its pack goes up."""
-        if request.key.endswith("pack.tar") and request.is_write:
+        if request.key.endswith(".tar") and request.is_write:
             (made.folder / "offsets/0").unlink(missing_ok=True)
         return None
 

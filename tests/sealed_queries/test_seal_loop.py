@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tests.sealed_queries.fake_events import report_batch
-from tests.servers.memory_store import Fault
+from tests.sealed_queries.fake_events import end_query, report_batch, report_idle, start_query
+from tests.servers.memory_store import Fault, StoreRequest
 from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
 
-def _make_loop(bench: JobBench, reports: SparkReports) -> SealLoop:
+def _make_loop(bench: JobBench, reports: SparkReports, **rules: Any) -> SealLoop:
     own = (MagicMock(), MagicMock(), threading.Event())
-    return SealLoop(bench.sealer, reports, *own)
+    return SealLoop(bench.sealer, reports, *own, **rules)
 
 
 def _report(reports: SparkReports, query: str, batch: int) -> None:
@@ -73,9 +77,53 @@ def test_a_job_whose_queries_have_ended_without_an_error_has_finished(bench: Job
     loop = _make_loop(bench, SparkReports())
     for name, ended in (("good", EndedQuery()), ("never_started", None)):
         query, _ = bench.query(name)
-        query.facts.query = ended
+        query.facts.query, query.facts.trigger = ended, "availableNow"
         loop.queries[name] = query
     loop.require_ends()
+
+
+def test_a_job_whose_script_stops_spark_has_not_finished(bench: JobBench) -> None:
+    """Nothing ends such a query but a stop of the job, unless the spec says that the script may."""
+    for may_end in (False, True):
+        loop = _make_loop(bench, SparkReports(), may_end=may_end)
+        query, _ = bench.query("q")
+        query.facts.query = EndedQuery()
+        loop.queries["q"] = query
+        if may_end:
+            loop.require_ends()
+        else:
+            with pytest.raises(PoisonError, match="query q has ended"):
+                loop.require_ends()
+
+
+def test_a_job_fails_when_one_of_its_queries_is_gone(bench: JobBench) -> None:
+    """The script goes on with the others, and never looks."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    for name, trigger in (("whole", "availableNow"), ("gone", None)):
+        query, _ = bench.query(name)
+        query.facts.trigger = trigger
+        loop.queries[name] = query
+        start_query(reports, name, name)
+    end_query(reports, "whole", None)
+    loop.check_queries()
+    assert loop.error is None
+    end_query(reports, "gone", None)
+    loop.check_queries()
+    assert loop.error is not None
+    assert (loop.error.code, loop.error.failure_class.exit_code) == ("job.query_ended", 1)
+
+
+def test_a_query_that_ends_by_a_stop_of_the_job_is_not_gone(bench: JobBench) -> None:
+    """The stop is noted before it reaches the query."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    loop.queries["q"], _ = bench.query("q")
+    start_query(reports, "q", "q")
+    loop._stop.set()
+    end_query(reports, "q", None)
+    loop.check_queries()
+    assert loop.error is None
 
 
 @pytest.mark.parametrize("place", ["/slots/", "/state/"])
@@ -97,3 +145,110 @@ def test_an_outage_leaves_no_batch_out_and_no_figures(bench: JobBench, place: st
     loop.seal_committed(patience=0)
     assert sorted(_list_sealed(bench)) == [("first", 0, 5), ("second", 0, 5)]
     assert (first.sealed, second.sealed) == (0, 0)
+
+
+def test_a_store_that_refuses_the_keys_for_a_while_is_waited_for(bench: JobBench) -> None:
+    """Keys are renewed while jobs run; the ten minutes are those of pipelines."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    loop._closing.set()  # no pause between two tries
+    query, made = bench.query("q")
+    loop.queries["q"] = query
+    made.commit(0)
+
+    def deny_slots(request: StoreRequest) -> None:
+        if "/slots/" in request.key:
+            raise StoreDeniedError("403 ExpiredToken", code="store.denied")
+
+    bench.store.hook = deny_slots
+    again = partial(loop._guard, lambda: loop.seal_committed(patience=0) < 0)
+    assert [again(), again()] == [True, True]
+    bench.store.hook = None
+    assert not again()  # it need not be called again
+    assert (query.sealed, loop.error) == (0, None)
+    made.commit(1)
+    bench.store.hook = deny_slots
+    assert again()
+    assert loop._denied_since is not None
+    loop._denied_since -= 600.0
+    assert not again()
+    assert loop.error is not None
+    assert loop.error.failure_class.exit_code == 2
+
+
+@dataclass
+class WorkingQuery:
+    """A query of PySpark whose trigger is active."""
+
+    status: dict[str, bool] = field(default_factory=lambda: {"isTriggerActive": True})
+
+
+def _look(loop: SealLoop) -> str | None:
+    """Look once whether a query is stalled; return the code of what ends the job."""
+    loop.error = None
+    loop._guard(lambda: loop._refuse_stalled_query() or False)
+    return loop.error.code if loop.error else None
+
+
+def test_a_query_that_hangs_before_its_batch_is_planned_is_stalled(bench: JobBench) -> None:
+    """Each batch, and each trigger that finds nothing to do, is progress; a wait between them is."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports, batch_within=-1.0)
+    query, made = bench.query("q")
+    query.facts.query = working = WorkingQuery()
+    loop.queries["q"] = query
+    start_query(reports, "run", "q")
+    assert _look(loop) is None
+    _report(reports, "q", 0)
+    assert _look(loop) is None
+    report_idle(reports, "run")
+    assert _look(loop) is None
+    working.status["isTriggerActive"] = False
+    assert [_look(loop), _look(loop)] == [None, None]
+    working.status["isTriggerActive"] = True
+    assert _look(loop) == "job.batch_stalled"
+    made.plan(1)
+    assert [_look(loop), _look(loop)] == [None, "job.batch_stalled"]
+
+
+def test_a_batch_may_run_for_an_hour_by_default(bench: JobBench) -> None:
+    """A look a moment later changes nothing."""
+    loop = _make_loop(bench, SparkReports())
+    loop.queries["q"], made = bench.query("q")
+    made.plan(0)
+    assert [_look(loop), _look(loop)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("entries", "raced"),
+    [(["0"], False), (["0", "2"], False), (["1"], False), (["9.compact"], True), ([], True)],
+)
+def test_a_batch_is_sealed_only_if_the_sink_has_it_and_nothing_above(
+    bench: JobBench, tmp_path: Path, entries: list[str], raced: bool
+) -> None:
+    """Spark may have written others meanwhile, up to batch 2, which is planned."""
+    assert _seal_over_log(bench, tmp_path / "log", entries) is raced
+
+
+def test_a_batch_of_a_driver_that_was_taken_over_is_found_in_the_sink(
+    bench: JobBench, tmp_path: Path
+) -> None:
+    """It has written into the log of the file sink after this driver has begun."""
+    assert _seal_over_log(bench, tmp_path / "log", ["0", "46"])
+    assert bench.sealed == []
+
+
+def _seal_over_log(bench: JobBench, log: Path, entries: list[str]) -> bool:
+    """Seal batch 0, with batch 2 planned; return whether the job ends with a lost race."""
+    loop = _make_loop(bench, SparkReports())
+    query, made = bench.query("q")
+    query.sink_log = log
+    log.mkdir()
+    for name in entries:
+        (log / name).write_text("v1")
+    made.commit(0)
+    made.plan(2)
+    loop.queries["q"] = query
+    loop._guard(lambda: bool(loop.seal_committed(patience=0)) and False)
+    assert (loop.error is not None) == bool(loop.raced)
+    return loop.error is not None and loop.error.code == "job.sink_raced"

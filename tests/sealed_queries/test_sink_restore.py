@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tidegate.checkpoints.batch_notes import BatchReport
+from tidegate.checkpoints.batch_notes import BatchReport, SinkPlan, SinkRewind
 from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sealed_queries.sink_restore import (
     find_newest_written,
+    list_lineage,
     list_query_ids,
     refuse_sink_ahead,
 )
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+from tidegate.jobs.spec.job_spec import JobSpec
 
 
 def write_log(folder: Path, *names: str) -> WriterFacts:
@@ -61,3 +64,75 @@ def test_a_second_restore_right_after_one_to_the_beginning_leaves_no_slot_zero(
             bench.log, bench.lease, plan, request_id=f"r{number}", who="ann", why="a mistake"
         )
     assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+
+
+def test_what_a_restore_owes_outlives_the_batches_that_were_left(bench: JobBench) -> None:
+    """Retention may retire them before the next launch; the fork names the query all the same."""
+    query, made = bench.query("q", SinkRewind.LOG)
+    for batch in range(5):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, None)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+    retired = Retention(bench.log, policy, external=list).run().retired
+    assert len(retired) == 5
+    (fork,) = bench.log.list_forks()
+    owed = [SinkPlan.model_validate(one) for one in fork.sinks]
+    assert [(one.query, one.newest, one.batch, one.rewind) for one in owed] == [
+        ("q", 4, None, SinkRewind.LOG)
+    ]
+    assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+    assert list_query_ids(bench.log, bench.log.head().record, "another") == frozenset()
+
+
+def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBench) -> None:
+    """Batches behind a fork belong to no later timeline, whatever their number."""
+    query, made = bench.query("q")
+    for batch in range(4):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, bench.sealed[1].id)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    assert list_lineage(bench.log, bench.log.head(), "q", 1) == {0: 1, 1: 1}
+    bench.sealer = bench.make_sealer()
+    for batch in (2, 3):
+        bench.sealer.seal(query, batch, BatchReport())
+    assert list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}
+
+
+def test_what_the_present_spec_says_of_a_sink_counts_for_a_restore(bench: JobBench) -> None:
+    """A job that fails seals no other batch that could note it."""
+    query, made = bench.query("q", SinkRewind.REFUSED)
+    topic, published = bench.query("topic", SinkRewind.REFUSED)
+    topic.facts = WriterFacts(name="topic", format="kafka", topic="t")
+    made.commit(0)
+    bench.sealer.seal(query, 0, BatchReport())
+    published.commit(0)
+    bench.sealer.seal(topic, 0, BatchReport())
+    spec = {"kind": "job", "name": "clicks", "app": "clicks.py"}
+    plain = JobSpec.model_validate(spec)
+    with pytest.raises(ConfigurationError, match="query q"):
+        plan_restore(bench.log, None, spec=plain).require_sinks_follow()
+    declared = JobSpec.model_validate({**spec, "repeatable": ["q", "topic"]})
+    plan = plan_restore(bench.log, None, spec=declared)
+    plan.require_sinks_follow()
+    assert {one.query: one.rewind for one in plan.sinks} == {
+        "q": SinkRewind.REPEAT,
+        "topic": SinkRewind.ANNOUNCE,
+    }
+
+
+def test_what_a_function_took_back_is_not_restored(bench: JobBench) -> None:
+    """The rows have left the sink, and the log of an abandoned timeline does not bring them back."""
+    query, made = bench.query("q", SinkRewind.CALLBACK)
+    for batch in range(2):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    undone = plan_restore(bench.log, bench.sealed[1].id)
+    with pytest.raises(ConfigurationError, match=r"took its batches up to 1 out of .* query q"):
+        commit_restore(bench.log, bench.lease, undone, request_id="s", who="ann", why="no")
+    again = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, again, request_id="t", who="ann", why="yes")

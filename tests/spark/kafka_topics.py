@@ -55,6 +55,7 @@ def rows(
     *,
     key: bytes = b"ann",
     header: bytes = b"phone",
+    sent: datetime | None = SENT,
     plain: Path | None = None,
     in_driver: bool = False,
     **more: Any,
@@ -68,7 +69,7 @@ def rows(
             "t",
             0,
             n,
-            SENT,
+            sent,
             headers,
         )
         for n, v in enumerate(values)

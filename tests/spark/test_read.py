@@ -5,6 +5,7 @@ Which ones, and what happens when they cannot be read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows.slice_reading import CutPart, unreadable_objects_error
 from tidegate.jobs.sources.kafka_source import KafkaSource
-from tidegate.jobs.spark.cut_reader import CutFrame
+from tidegate.jobs.spark.cut_reader import CutFrame, count_bytes
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
     MemberScans,
-    has_dead_letters,
     has_room_in_driver,
     survey_cut,
 )
@@ -93,16 +93,6 @@ def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
     assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)
 
 
-def test_a_row_without_a_time_is_a_dead_letter_also_where_a_rule_warns() -> None:
-    """The rule sees the row, because its values fit, and finds nothing wrong."""
-    warned, timeless = (None, None, "low"), ("no_event_time", None, "")
-    filtered, unruled = ("filtered", None, None), (None, None, None)
-    for rows, dead in (([warned, filtered], False), ([timeless], True), ([unruled], True)):
-        columns = zip(("_dead", "_rule", "_warned"), zip(*rows, strict=True), strict=True)
-        judged = pa.table({name: pa.array(values, pa.string()) for name, values in columns})
-        assert has_dead_letters(judged) is dead
-
-
 def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
     """A limit on the selected ones would let the driver read a hundred times as much."""
     wide = {"t": "timestamp"} | {f"c{n}": "long" for n in range(99)}
@@ -160,3 +150,19 @@ def test_nested_columns_that_nothing_names_need_no_jvm(tmp_path: Path) -> None:
     assert found.rows.select(["t", "n"]).equals(
         rows.select(["at", "n"]).rename_columns(["t", "n"])[:1]
     )
+
+
+def test_rows_are_bounded_by_their_bytes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few large values need as much memory as many small ones; a part of an object counts less."""
+    rows = pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "k": ["x" * 5_000] * 2})
+    schema = {"t": "timestamp", "k": "string"}
+    found = survey_object(tmp_path, rows, schema=schema)
+    assert found.rows is not None
+    whole = found.staged.parts
+    assert 5_000 < count_bytes(whole) < 20_000
+    assert count_bytes([replace(whole[0], row_end=1)]) == count_bytes(whole) // 2
+    monkeypatch.setattr("tidegate.jobs.spark.cut_survey.NATIVE_BYTES", 5_000)
+    found = survey_object(tmp_path, rows, schema=schema)
+    assert (found.rows, found.survey.members[0].rows) == (None, 2)
