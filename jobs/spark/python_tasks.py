@@ -9,17 +9,30 @@ import gc
 import os
 import sys
 import zipimport
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import structlog
+from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.event_files import (
+    EventsOrder,
+    FileAnswer,
+    RangesOrder,
+    cut_rows,
+    write_targets,
+    write_unit_events,
+)
+from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
 
+from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -27,23 +40,95 @@ _STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
 """How the names of the variables begin that stores are opened by."""
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows that the tasks of a read job keep in Spark's block manager.
+
+    They are read again if their executor is lost.
+    """
+
+    pieces: Any
+    units: int
+
+    def discard(self) -> None:
+        """Give up the rows."""
+        self.pieces.unpersist()
+
+
 def run_read_job(
     sessions: SparkSessions, order: ReadOrder, units: list[ReadUnit]
-) -> list[UnitAnswer]:
-    """Read each unit in a task, and return the answers in the order of the units.
+) -> tuple[list[UnitAnswer], KeptRows | None]:
+    """Read each unit in a task; return the answers in the order of the units, and what is kept.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
+        PoisonError: an answer did not arrive.
     """
     if not units:
-        return []
+        return [], None
     context = _prepare_context(sessions.full)
-    parts = context.parallelize(units, len(units))
-    found = parts.mapPartitions(partial(_read_units, order)).collect()
-    found.sort(key=lambda one: one[0].number)
-    tasks = [_describe_task(*one) for one in found]
+    job, inbox = uuid4().hex, _open_inbox(context)
+    inbox.value = []
+    pieces = context.parallelize(units, len(units)).mapPartitions(
+        partial(_read_units, order, job, inbox)
+    )
+    keeps = order.spec.outputs.events
+    if keeps:
+        pieces.persist(StorageLevel.MEMORY_AND_DISK)
+    # Counted in the JVM: what is kept does not pass through another worker.
+    pieces._jrdd.count()
+    # Without answers of tasks that ran twice.
+    found = {one.number: (one, report) for own, one, report in inbox.value if own == job}
+    inbox.value = []
+    kept = KeptRows(pieces, len(units)) if keeps else None
+    if len(found) < len(units):
+        raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
+    answers = [found[unit.number][0] for unit in units]
+    tasks = [_describe_task(*found[unit.number]) for unit in units]
     _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
-    return [answer for answer, _ in found]
+    return answers, kept
+
+
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
+    """Write the kept rows of each unit, whose slices begin at these positions."""
+    write = partial(_write_unit_rows, order, firsts)
+    return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
+
+
+def run_release_job(
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+) -> list[FileAnswer]:
+    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    context = _prepare_context(sessions.full)
+    rows = context.parallelize([], order.maps) if kept is None else kept.pieces
+    if not shuffle:
+        write: Callable[..., Any] = partial(_release_rows, order)
+        return _collect_files(order, rows.coalesce(1).mapPartitionsWithIndex(write))
+    shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
+    ranges = shipped.partitionBy(order.firsts[-1], int)
+    return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
+
+
+def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
+    """How many tasks cut rows of a release; `segments` are those that it reads."""
+    if not shuffle:
+        return 1
+    return max(segments, 1) if kept is None else kept.units
+
+
+def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
+    """Run a job that writes files; the answers in their order.
+
+    Raises:
+        TidegateError: what the first task that met an error says.
+    """
+    answers: list[FileAnswer] = sorted(rows.collect(), key=lambda one: one.number)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
+    _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
+    return answers
 
 
 def start_workers(session: SparkSession) -> None:
@@ -71,13 +156,71 @@ def _describe_task(answer: UnitAnswer, report: TaskReport) -> dict[str, Any]:
     }
 
 
+def _describe_file(number: int, answer: FileAnswer) -> dict[str, Any]:
+    return {
+        "task": number,
+        "rows": answer.file.rows if answer.file else 0,
+        "bytes": answer.file.bytes if answer.file else 0,
+        "pid": answer.pid,
+        "parent": answer.parent,
+        "cpu": round(answer.cpu, 6),
+    }
+
+
+class _Gathered(AccumulatorParam[list[Any]]):
+    """What tasks send to the driver beside their rows."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        """Return no answers."""
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
+        """Return both."""
+        return value1 + value2
+
+
+@lru_cache(maxsize=1)
+def _open_inbox(context: SparkContext) -> Accumulator[list[Any]]:
+    """The accumulator of a context. PySpark forgets none, so one serves all jobs."""
+    return context.accumulator([], _Gathered())
+
+
+# The bodies of tasks
+
+
 def _read_units(
-    order: ReadOrder, units: Iterator[ReadUnit]
-) -> Iterator[tuple[UnitAnswer, TaskReport]]:
-    """The body of a task."""
+    order: ReadOrder, job: str, inbox: Accumulator[list[Any]], units: Iterator[ReadUnit]
+) -> Iterator[KeptPiece]:
     _prepare_worker()
     for unit in units:
-        yield read_unit(order, unit)
+        reading = read_unit(order, unit)
+        inbox.add([(job, reading.answer, reading.report)])
+        if reading.kept is not None:
+            yield from encode_kept_rows(unit.number, reading.kept)
+
+
+def _write_unit_rows(
+    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterator[KeptPiece]
+) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield write_unit_events(order, firsts, unit, pieces)
+
+
+def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
+    _prepare_worker()
+    yield from cut_rows(order, task, pieces)
+
+
+def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield from write_targets(order, shipped)
+
+
+def _release_rows(
+    order: RangesOrder, task: int, pieces: Iterator[KeptPiece]
+) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield from write_targets(order, cut_rows(order, task, pieces))
 
 
 def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
