@@ -108,7 +108,7 @@ def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) 
     values = [(1, 1, 0.1), (1, 0, 0.1), (None, 1, 0.1), (1, 5, 0.1), (1, 1, 0.5), (1, 2, 0.1)]
     rows = [{"t": t and t * SECOND, "k": "x", "n": n, "v": v} for t, n, v in values]
     (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows),)), {}, store)
-    answer, _ = read_unit(order_of(spec, store), unit)
+    answer = read_unit(order_of(spec, store), unit).answer
     if on_bad == "fail":
         assert 'row 2 of inbox/a/0.parquet: no_event_time (t): {"k":"x","n":1,"v":0.1}' in str(
             answer.dead_refused
