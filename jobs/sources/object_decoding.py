@@ -352,7 +352,7 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
 
 
 def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:
-    """Return texts as they stand in CSV, so that the line can be read again."""
+    """Return texts as CSV writes them, so that the line can be read again."""
     quote, delimiter = spec.parse.quote, re.escape(spec.parse.delimiter)
     is_quoted = pa.compute.match_substring_regex(column, f"[{re.escape(quote)}\r\n]|{delimiter}")
     inner = pa.compute.replace_substring(column, quote, quote * 2)
