@@ -18,7 +18,6 @@ from tidegate.jobs.spec.column_types import COLUMN_NAME, infer_argument_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
-from tidegate.json_types import JsonView
 
 from .duck_frame import Frame, get_column_types, group_rows
 from .row_conditions import (
@@ -33,7 +32,6 @@ _KEPT_ROWS_COLUMN = "_rows"
 """State column with the rows themselves, shared by all ``sql(...)`` aggregates of a window."""
 _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
-_EXACT_SUM = "decimal(38,0)"
 _COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
 _ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
 
@@ -48,14 +46,12 @@ class AggregatePlan:
         final: expression over merged state columns.
         same_type: the merged sums are cast back to the types of their partials (they grow with
             every sum).
-        state_type: the type of all partials and merged sums, if it is known.
     """
 
     partial: dict[str, str]
     merge: dict[str, str]
     final: str
     same_type: bool = False
-    state_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +78,6 @@ def _plan_sum(state: str, x: str, what: Aggregate) -> AggregatePlan:
     if what.function is AggregateFunction.COUNT:
         final = f"coalesce({state}, 0L)"
     return AggregatePlan({state: f"{name}({x})"}, {state: f"sum({state})"}, final, same_type=True)
-
-
-def _plan_whole_sum(state: str, x: str) -> AggregatePlan:
-    # Exact in state, however partials are grouped. A result that `bigint` does not hold is null.
-    exact = f"CAST(sum(CAST({x} AS decimal(20,0))) AS {_EXACT_SUM})"
-    merge, final = {state: f"sum({state})"}, f"try_cast({state} AS bigint)"
-    return AggregatePlan({state: exact}, merge, final, same_type=True, state_type=_EXACT_SUM)
 
 
 def _plan_extreme(state: str, x: str, what: Aggregate) -> AggregatePlan:
@@ -164,7 +153,7 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
     # `_seq` is null only where a recomputation finds no row.
     AggregateFunction.COUNT: AggregateRule(_plan_sum, lambda _: pa.int64(), "count({x})", _ANY),
     AggregateFunction.SUM: AggregateRule(
-        _plan_sum, _infer_sum_type, "bounded_sum(sum({x}))", (*_WHOLE, *_FLOATS, "decimal")
+        _plan_sum, _infer_sum_type, "sum({x})", (*_WHOLE, *_FLOATS, "decimal")
     ),
     AggregateFunction.AVG: AggregateRule(
         _plan_average, lambda _: pa.float64(), "avg(cast({x} as double))", (*_WHOLE, *_FLOATS)
@@ -237,11 +226,11 @@ def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> Aggrega
         x = quote_name(match[1] or match[2])
     plan = _RULES[what.function].plan(state, x, what)
     kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None
-    if kind in _WHOLE:
-        return _plan_whole_sum(state, x)
     if kind is not None and (exact := infer_result_type(what, to_arrow_type(kind))):
-        is_double = pa.types.is_floating(exact)
-        target = "double" if is_double else f"decimal({exact.precision},{exact.scale})"
+        # DuckDB's sum of whole numbers is wider than Spark's; the cast fails where Spark's sum
+        # overflows.
+        target = {pa.int64(): "bigint", pa.float64(): "double"}.get(exact)
+        target = target or f"decimal({exact.precision},{exact.scale})"
         plan.partial[state] = f"CAST({plan.partial[state]} AS {target})"
     return plan
 
@@ -272,24 +261,22 @@ class Aggregation:
         }
         self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
         self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
-        self.segment_extra = {"aggregates": list(self.plans), "sums": _EXACT_SUM}
+        self.segment_extra = {"aggregates": list(self.plans)}
 
-    def convert_states(self, rows: Frame, extra: JsonView) -> Frame:
-        """Give state columns that another spec or version wrote their places and types.
+    def rename_states(self, rows: Frame, names: list[str]) -> Frame:
+        """Give state columns that a spec with another order of the aggregates wrote their places.
 
         Args:
             rows: rows of state.
-            extra: the `segment_extra` of their segments. Older ones name no type of sums.
+            names: the aggregates in the order of that spec.
         """
-        if extra == self.segment_extra:
+        if names == list(self.plans):
             return rows
-        names = extra["aggregates"]
-        states = []
-        for output, plan in self.plans.items():
-            for state in plan.partial:
-                old = re.sub(r"^_s[0-9]+", f"_s{names.index(output)}", state)
-                value = f"CAST({old} AS {plan.state_type})" if plan.state_type else old
-                states.append(f"{value} AS {state}")
+        states = [
+            f"{re.sub(r'^_s[0-9]+', f'_s{names.index(output)}', state)} AS {state}"
+            for output, plan in self.plans.items()
+            for state in plan.partial
+        ]
         others = [column for column in rows.columns if not re.match(r"_s[0-9]|_rows$", column)]
         return rows.selectExpr(*others, *dict.fromkeys(states))
 
@@ -299,14 +286,9 @@ class Aggregation:
         The states of `sum` and `count` are cast to `types`, the types of the partials, because
         Spark widens a decimal with every sum. Other states are selected as they are.
         """
-        casts = {
-            name: plan.state_type or types[name]
-            for plan in self.plans.values()
-            if plan.same_type
-            for name in plan.partial
-        }
+        casts = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
         return [
-            f"CAST({name} AS {casts[name]}) AS {name}" if name in casts else name
+            f"CAST({name} AS {types[name]}) AS {name}" if name in casts else name
             for name in self.partials
         ]
 

@@ -35,7 +35,7 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.json_types import JsonObject, JsonView
+from tidegate.json_types import JsonObject
 
 from .cut_reader import CutFrame, arrow_to_frame
 from .spark_session import SparkSessions
@@ -266,20 +266,15 @@ class EpochContext:
 
         They are numbered by the places of the aggregates, which segments name in `extra`.
         """
-        own: JsonView = aggregation.segment_extra
-        groups: list[tuple[JsonView, list[FileRef]]] = [(own, [])]
+        own = tuple(aggregation.plans)
+        groups: dict[tuple[str, ...], list[FileRef]] = {own: []}
         for ref in refs:
-            extra: JsonView = {name: ref.extra[name] for name in own if name in ref.extra}
-            group = next((group for known, group in groups if known == extra), None)
-            if group is None:
-                groups.append((extra, [ref]))
-            else:
-                group.append(ref)
+            groups.setdefault(tuple(ref.extra["aggregates"]), []).append(ref)
         rows = None
-        for extra, group in groups:
-            frame = self.load_segments(group, fresh if extra == own else ())
+        for names, group in groups.items():
+            frame = self.load_segments(group, fresh if names == own else ())
             if frame is not None:
-                rows = combine_frames(rows, aggregation.convert_states(frame, extra))
+                rows = combine_frames(rows, aggregation.rename_states(frame, list(names)))
         return rows
 
     def columns_of_segment(self, frame: Frame) -> list[str]:
