@@ -194,7 +194,7 @@ def print_row(axis: str, work: Work, sizes: Sequence[int], costs: Sequence[Cost]
         requests, moved, memory = read_measures(cost)
         sys.stdout.write(
             f"{work.__name__:18} {size:>9,} {axis:9} {requests:7,} requests {moved:11,} bytes"
-            f" {memory / 1024:9,.0f} KiB {cost.seconds * 1000:8.1f} ms\n"
+            f" {memory / 1024:9,.0f} KiB\n"
         )
     sys.stdout.flush()
 

@@ -7,12 +7,11 @@ epochs are sealed by the real engine.
 from __future__ import annotations
 
 import gc
-import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -43,14 +42,12 @@ class Cost:
         sent: bytes of all writes.
         received: bytes of all reads.
         memory: peak of the memory that Python held, bytes.
-        seconds: processor time; memory was not traced meanwhile.
     """
 
     requests: Counter[str] = field(default_factory=Counter)
     sent: int = 0
     received: int = 0
     memory: int = 0
-    seconds: float = 0.0
 
     @property
     def count(self) -> int:
@@ -120,30 +117,26 @@ class History:
         return SlotLog(self.store, "p", clock=self.bench.clock)
 
     def measure(self, work: Callable[[History], object]) -> Cost:
-        """Do the work once for its time and twice for the rest; the run with less memory counts."""
-        began = time.process_time()
-        work(self)
-        seconds = time.process_time() - began
-        runs = [self.measure_once(work) for _ in range(2)]
-        return replace(min(runs, key=lambda cost: cost.memory), seconds=seconds)
+        """Do the work twice; the run with less memory counts."""
+        return min((self.measure_once(work) for _ in range(2)), key=lambda cost: cost.memory)
 
     def measure_once(self, work: Callable[[History], object]) -> Cost:
         """Do the work once, under a tracer that makes its time meaningless.
 
         The caller's thread reads, because how many threads parse at once is chance, and each needs
-        memory. A thread that is still ending when the tracer stops can also crash the process: Python
-        3.11 frees the tracer's tables under it.
+        memory. The tracer is never stopped: Python 3.11 frees its tables under threads of libraries
+        that allocate meanwhile, and crashes.
         """
         store = self.store
         store.requests, store.sent, store.received = Counter(), 0, 0
         gc.collect()
-        tracemalloc.start()
-        try:
-            with patch("tidegate.checkpoints.store.ThreadPoolExecutor", CallerExecutor):
-                work(self)
-            memory = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        if not tracemalloc.is_tracing():
+            tracemalloc.start()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        with patch("tidegate.checkpoints.store.ThreadPoolExecutor", CallerExecutor):
+            work(self)
+        memory = tracemalloc.get_traced_memory()[1] - before
         return Cost(store.requests, store.sent, store.received, memory)
 
 
