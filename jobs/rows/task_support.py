@@ -2,7 +2,6 @@
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.rules.native_support import explain_spark_window, explain_unproven_rows
-from tidegate.jobs.sources.object_decoding import needs_decoding
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -40,8 +39,8 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
 
 
 def _explain_source(source: SourceSpec) -> str | None:
-    if source.kind != "objects" or needs_decoding(source) or source.table is not None:
-        return "not plain Parquet objects"
+    if source.kind != "objects" or source.table is not None:
+        return "no objects"
     if source.has_conditions or source.select:
         return "conditions or selected columns"
     return None

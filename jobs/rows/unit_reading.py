@@ -8,13 +8,13 @@ Files carry the attempt's id and a random name. A task that runs twice writes ot
 those of the answer that Spark takes are named by the manifest.
 """
 
-import io
+from __future__ import annotations
+
 import os
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -24,9 +24,6 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.open_store import open_store
-from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
@@ -50,7 +47,7 @@ from .late_rows import (
     show_set_aside,
 )
 from .member_scan import MemberScan
-from .slice_reading import PLANNED, CutPart
+from .object_reading import open_part, open_task_store
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
 
 ANSWER_BYTES: Final = 64 << 20
@@ -131,6 +128,11 @@ class TaskReport:
     parent: int
     cpu: float
 
+    @classmethod
+    def measure_since(cls, begun: float) -> TaskReport:
+        """Return what this process has cost since `time.process_time` was `begun`."""
+        return cls(os.getpid(), os.getppid(), time.process_time() - begun)
+
 
 def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]:
     """Read a unit, and report what it cost."""
@@ -144,12 +146,12 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]
         answer.error = error
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
-    return answer, TaskReport(os.getpid(), os.getppid(), time.process_time() - begun)
+    return answer, TaskReport.measure_since(begun)
 
 
 def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
     parts = [
-        _open_part(index, part, unit.uris[part["key"]])
+        open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
@@ -225,30 +227,6 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
         time = order.spec.event_time_column
         store = open_task_store(order.store)
         answer.late_files = (store_file(store, path, key, f"table:{LATE}", time, {}),)
-
-
-def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
-    """One object of a slice: in place if it is a file, else fetched as it was planned.
-
-    Raises:
-        TransientError: the store does not answer, or the object has changed.
-    """
-    planned = {name: part[name] for name in PLANNED}
-    columns: dict[str, str] = part["columns"]  # type: ignore[assignment]
-    path: Path | io.BytesIO = Path(uri)
-    if "://" in uri:
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        store = open_task_store(f"s3://{bucket}")
-        assert isinstance(store, S3Store)  # noqa: S101 - by its address
-        path = io.BytesIO(store.get_version(key, str(part["etag"])))
-    return CutPart(member=index, path=path, columns=tuple(columns.items()), **planned)  # type: ignore[arg-type]
-
-
-@cache
-def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment."""
-    # The address of a folder is not quoted.
-    return open_store(url.removeprefix("file://"))
 
 
 def encode_table(table: pa.Table) -> bytes:

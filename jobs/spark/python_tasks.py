@@ -8,6 +8,7 @@ log show.
 import gc
 import os
 import sys
+import time
 import zipimport
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
 
 from .spark_session import SparkSessions
@@ -46,6 +48,22 @@ def run_read_job(
     return [answer for answer, _ in found]
 
 
+def run_inspection_job(
+    sessions: SparkSessions, units: list[InspectionUnit]
+) -> list[InspectionAnswer]:
+    """Inspect the objects of each unit in a task, and return the answers in the order of the units.
+
+    Raises:
+        Py4JJavaError: a task failed; or a PySparkException.
+    """
+    context = _prepare_context(sessions.full)
+    found = context.parallelize(units, len(units)).mapPartitions(_describe_units).collect()
+    found.sort(key=lambda one: one[0].number)
+    tasks = [_describe_task(*one) for one in found]
+    _log.info("tasks_finished", job="inspect", tasks=tasks)
+    return [answer for answer, _ in found]
+
+
 def start_workers(session: SparkSession) -> None:
     """Start as many workers as run at a time, and let them import the kernel."""
     context = _prepare_context(session)
@@ -60,7 +78,7 @@ def _prepare_context(session: SparkSession) -> Any:
     return context
 
 
-def _describe_task(answer: UnitAnswer, report: TaskReport) -> dict[str, Any]:
+def _describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> dict[str, Any]:
     return {
         "task": answer.number,
         "rows": answer.rows,
@@ -78,6 +96,16 @@ def _read_units(
     _prepare_worker()
     for unit in units:
         yield read_unit(order, unit)
+
+
+def _describe_units(
+    units: Iterator[InspectionUnit],
+) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
+    """The body of a task that tells a plan what objects hold."""
+    _prepare_worker()
+    for unit in units:
+        begun = time.process_time()
+        yield describe_unit(unit), TaskReport.measure_since(begun)
 
 
 def _import_kernel(rows: Iterator[int]) -> Iterator[int]:

@@ -4,7 +4,7 @@ Job 1 reads each row once. The driver merges partial aggregates, and writes merg
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +12,15 @@ import pyarrow as pa
 import structlog
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import ObjectInfo, Store
+from tidegate.errors import TidegateError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
 from tidegate.jobs.rows.unit_reading import (
@@ -27,13 +29,14 @@ from tidegate.jobs.rows.unit_reading import (
     UnitAnswer,
     decode_table,
 )
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.sources.object_inspection import InspectedObject
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import CountedRows
-from .python_tasks import run_read_job
+from .python_tasks import run_inspection_job, run_read_job
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -148,6 +151,18 @@ def survey_in_tasks(
         if buckets
     }
     return TaskScans(cut, Survey(now=0, members=members), frontier, answers, found)
+
+
+def describe_objects_in_tasks(
+    sessions: SparkSessions,
+    source: SourceSpec,
+    entries: Sequence[ObjectInfo],
+    locate: Callable[[str], str],
+) -> list[InspectedObject | TidegateError]:
+    """Let tasks say what objects hold: each one, or why the store did not give it."""
+    objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
+    answers = run_inspection_job(sessions, divide_objects(source, objects))
+    return [found for answer in answers for found in answer.found]
 
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
