@@ -19,6 +19,8 @@ DIVISION: Final = 1
 UNIT_BYTES: Final = 4 << 20
 _REQUEST_BYTES: Final = 256 << 10
 """What opening an object counts for."""
+_MESSAGE_BYTES: Final = 100
+"""What an offset of a topic counts for: a plan does not know the sizes of messages."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def _group_by_size(sizes: Sequence[float]) -> list[tuple[int, ...]]:
 
 def _measure_part(part: JsonView) -> float:
     rows = part["row_end"] - part["row_start"]
+    if "kafka" in part:
+        return float(rows * _MESSAGE_BYTES + _REQUEST_BYTES)
     return float(part["size"] * rows / max(part["rows"], 1) + _REQUEST_BYTES)
 
 

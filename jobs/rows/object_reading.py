@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.open_store import open_store
@@ -91,13 +93,18 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         CorruptObjectsError: it cannot be decoded.
         TransientError: the store does not answer, or the object has changed.
     """
-    planned: dict[str, Any] = {name: part[name] for name in PLANNED}
     path: Path | io.BytesIO = Path(uri)
     if "://" in uri:
-        store, key = _locate(uri)
+        store, key = _locate_object(uri)
         path = io.BytesIO(store.get_version(key, part["etag"]))
     if needs_decoding(source):
         path = _decode_part(part["key"], path, source)
+    return make_part(index, part, path)
+
+
+def make_part(index: int, part: JsonObject, path: Path | io.BytesIO | pa.Table) -> CutPart:
+    """A part of the slice with this index, with what holds its rows."""
+    planned: dict[str, Any] = {name: part[name] for name in PLANNED}
     return CutPart(member=index, path=path, columns=tuple(part["columns"].items()), **planned)
 
 
@@ -115,7 +122,7 @@ def _decode_part(key: str, original: Path | io.BytesIO, source: SourceSpec) -> i
 
 def _fetch_object(found: FoundObject) -> StoredObject:
     if "://" in found.uri:
-        store, key = _locate(found.uri)
+        store, key = _locate_object(found.uri)
         return store.get(key)
     try:
         data = Path(found.uri).read_bytes()
@@ -124,7 +131,7 @@ def _fetch_object(found: FoundObject) -> StoredObject:
     return StoredObject(found.key, data, sha256_of_bytes(data))  # its ETag in a local store
 
 
-def _locate(uri: str) -> tuple[S3Store, str]:
+def _locate_object(uri: str) -> tuple[S3Store, str]:
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     store = open_task_store(f"s3://{bucket}")
     assert isinstance(store, S3Store)  # noqa: S101 - by its address

@@ -60,7 +60,7 @@ class CutPart:
         ordinal: place of the object in its member.
         rows: of the whole object.
         row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
-        path: the whole object as a local file, or its bytes.
+        path: the whole object as a local file, or its bytes; of a topic, the rows of the range.
         columns: physical column -> Arrow type text, as planned.
     """
 
@@ -71,7 +71,7 @@ class CutPart:
     rows: int
     row_start: int
     row_end: int
-    path: Path | io.BytesIO
+    path: Path | io.BytesIO | pa.Table
     columns: tuple[tuple[str, str], ...]
 
     @property
@@ -193,7 +193,10 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
 def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
     names = schema.names[: -len(POSITION_COLUMNS)]
     try:
-        rows = open_parquet_file(part.path).read(columns=names)
+        if isinstance(part.path, pa.Table):
+            rows = part.path.select(names)
+        else:
+            rows = open_parquet_file(part.path).read(columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
     if not part.is_whole:

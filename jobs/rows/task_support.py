@@ -9,6 +9,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from .column_casts import cast_never_fails
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
+from .topic_reading import explain_other_topic
 
 
 def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | None:
@@ -39,8 +40,10 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
 
 
 def _explain_source(source: SourceSpec) -> str | None:
-    if source.kind != "objects" or source.table is not None:
-        return "no objects"
+    if source.kafka is not None and (reason := explain_other_topic(source)) is not None:
+        return reason
+    if source.kind not in ("objects", "kafka") or source.table is not None:
+        return "neither objects nor a topic"
     if source.has_conditions or source.select:
         return "conditions or selected columns"
     return None

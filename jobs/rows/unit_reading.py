@@ -47,8 +47,9 @@ from .late_rows import (
     show_set_aside,
 )
 from .member_scan import MemberScan
-from .object_reading import open_part, open_task_store
+from .object_reading import make_part, open_part, open_task_store
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
+from .topic_reading import read_topic_ranges
 
 ANSWER_BYTES: Final = 64 << 20
 """Partial aggregates that the answers of one job may bring to the driver, compressed."""
@@ -95,7 +96,8 @@ class UnitAnswer:
 
     Attributes:
         rows: all rows that were read.
-        read_bytes: of the objects.
+        read_bytes: of the objects, and of the rows of topics.
+        missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
         late_files: files of the late table.
@@ -109,6 +111,7 @@ class UnitAnswer:
     number: int
     rows: int = 0
     read_bytes: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
     late_files: tuple[FileRef, ...] = ()
@@ -150,12 +153,17 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]
 
 
 def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
+    ranges = read_topic_ranges(order.spec, unit.cut)
     parts = [
-        open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
+        make_part(index, part, ranges[part["key"]].rows)
+        if part["key"] in ranges
+        else open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
     answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
+    answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
+    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     tables, is_whole = [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)

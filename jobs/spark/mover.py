@@ -30,6 +30,7 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Surveyed
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.task_support import explain_other_rows
+from tidegate.jobs.rows.topic_reading import build_settings_variable
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.sources.input_view import InputView
@@ -126,14 +127,12 @@ class SparkMover:
         Raises as `Mover.survey` does, and a TransientError if the store, brokers or executors fail.
         """
         self._discard_cut_folder()
-        folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
+        self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         if self._in_tasks:
             found = self._survey_in_tasks(cut, state, folders)
             if found is not None:
                 return SurveyedCut(cut, found.survey, found)
-        if self._kafka is not None:
-            self._kafka.stage_ranges(cut, folder / "objects")
-        frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
+        frame = self._open_cut(cut)
         with self._report_errors(frame):
             native = self._native and not self._in_tasks
             scans = survey_cut(frame, self._spec, state, native=native)
@@ -180,7 +179,8 @@ class SparkMover:
         A cluster may have hosts without it, for example of Spark's own image.
         """
         try:
-            start_workers(self._sessions.full)
+            variables = build_settings_variable(self._spec)
+            start_workers(self._sessions.full, self._spec, variables)
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)
@@ -231,6 +231,8 @@ class SparkMover:
 
     def _open_cut(self, cut: Cut) -> CutFrame:
         assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
+        if self._kafka is not None:
+            self._kafka.stage_ranges(cut, self._cut_folder / "objects")
         return open_cut(
             self._sessions, self._spec, self._store, cut, self._cut_folder, self._staging
         )

@@ -10,8 +10,9 @@ import os
 import sys
 import time
 import zipimport
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pyspark.sql import SparkSession
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .spark_session import SparkSessions
 
@@ -30,16 +32,21 @@ _STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
 
 
 def run_read_job(
-    sessions: SparkSessions, order: ReadOrder, units: list[ReadUnit]
+    sessions: SparkSessions,
+    order: ReadOrder,
+    units: list[ReadUnit],
+    variables: Mapping[str, str] | None = None,
 ) -> list[UnitAnswer]:
     """Read each unit in a task, and return the answers in the order of the units.
+
+    The workers have these variables in their environment, beside those of the store.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
     """
     if not units:
         return []
-    context = _prepare_context(sessions.full)
+    context = _prepare_context(sessions.full, variables)
     parts = context.parallelize(units, len(units))
     found = parts.mapPartitions(partial(_read_units, order)).collect()
     found.sort(key=lambda one: one[0].number)
@@ -64,17 +71,21 @@ def run_inspection_job(
     return [answer for answer, _ in found]
 
 
-def start_workers(session: SparkSession) -> None:
-    """Start as many workers as run at a time, and let them import the kernel."""
-    context = _prepare_context(session)
+def start_workers(
+    session: SparkSession, spec: PipelineSpec, variables: Mapping[str, str] | None = None
+) -> None:
+    """Start as many workers as run at a time, and let them import what the pipeline needs."""
+    context = _prepare_context(session, variables)
     tasks = context.defaultParallelism
-    context.parallelize(range(tasks), tasks).mapPartitions(_import_kernel).collect()
+    libraries = ["confluent_kafka"] if any(s.kafka for s in spec.sources.values()) else []
+    body = partial(_import_kernel, libraries)
+    context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
 
-def _prepare_context(session: SparkSession) -> Any:
+def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
-    context.environment.update(own)
+    context.environment.update({**own, **(variables or {})})
     return context
 
 
@@ -108,9 +119,11 @@ def _describe_units(
         yield describe_unit(unit), TaskReport.measure_since(begun)
 
 
-def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
+def _import_kernel(libraries: list[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
     _prepare_worker()
+    for name in libraries:
+        import_module(name)
     yield from rows
 
 

@@ -23,6 +23,7 @@ from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
+from tidegate.jobs.rows.topic_reading import build_settings_variable, hide_settings
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
     ReadOrder,
@@ -123,12 +124,13 @@ def survey_in_tasks(
     frontier = read_frontier(spec, state)
     if left is None:
         most = max(ANSWER_BYTES // max(len(units), 1), 1 << 20)
-        order = ReadOrder(spec, frontier, folders, store.url, most)
-        answers = run_read_job(sessions, order, units)
+        order = ReadOrder(hide_settings(spec), frontier, folders, store.url, most)
+        answers = run_read_job(sessions, order, units, build_settings_variable(spec))
         left = _check_answers(answers)
     if left is not None:
         _log.info("epoch_left_to_spark_sql", cause=left)
         return None
+    _log_missing_offsets(cut, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
     sketches: dict[str, Counter[str]] = {}
@@ -151,6 +153,21 @@ def survey_in_tasks(
         if buckets
     }
     return TaskScans(cut, Survey(now=0, members=members), frontier, answers, found)
+
+
+def _log_missing_offsets(cut: Cut, answers: list[UnitAnswer]) -> None:
+    """Compaction and transactions leave offsets without a message. They are logged, not refused."""
+    missing = {key: count for answer in answers for key, count in answer.missing.items()}
+    for piece in cut.slices:
+        for part in piece.parts:
+            if part["key"] in missing:
+                _log.info(
+                    "offsets_missing",
+                    source=piece.member.source,
+                    why="compacted, or markers of transactions",
+                    offsets=missing[part["key"]],
+                    **part["kafka"],
+                )
 
 
 def describe_objects_in_tasks(
