@@ -77,7 +77,6 @@ class QueryPosition(BatchReport):
         seconds: duration of the batch; None if Spark's report of it was lost.
         interval: seconds from batch to batch that the trigger asks for; None if it asks for none.
         id: Spark's id of the query, which its sinks note; None in slots of older versions.
-        sealed_at: ticks, when the batch was sealed; None in slots of older versions.
     """
 
     batch: int
@@ -85,7 +84,6 @@ class QueryPosition(BatchReport):
     seconds: float | None = None
     interval: OmittedIfNone[float] = None
     id: OmittedIfNone[str] = None
-    sealed_at: OmittedIfNone[int] = None
 
 
 class BatchNotes(FrozenModel):
@@ -113,10 +111,11 @@ class BatchNotes(FrozenModel):
 
 
 class SinkPlan(FrozenModel):
-    """What a restore does to the sink of one query.
+    """What a restore does to the sink of one query; the fork keeps it as what the restore owes.
 
     Attributes:
         query: name of the query.
+        id: Spark's id of the query, which its sinks note; empty in slots of older versions.
         newest: newest sealed batch of the current lineage.
         batch: batch to return to; None for the beginning.
         sink: Spark's description of the sink.
@@ -124,6 +123,7 @@ class SinkPlan(FrozenModel):
     """
 
     query: str
+    id: str = ""
     newest: int
     batch: int | None
     sink: str
@@ -140,6 +140,7 @@ def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan
     return tuple(
         SinkPlan(
             query=name,
+            id=at.id or "",
             newest=at.batch,
             batch=before[name].batch if name in before else None,
             sink=at.sink,

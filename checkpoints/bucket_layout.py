@@ -6,7 +6,8 @@ Other modules only add names below these prefixes.
     <pipeline>/timelines/<t>/slots/<inverted number>.json
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
-    <pipeline>/requests/<id>.json acks/<id>.json splices/<id>.json trail/<id>.json
+    <pipeline>/requests/<id>.json acks/<id>.json splices/<id>.json
+    <pipeline>/approvals/<id>.json trail/<id>.json
     <pipeline>/specs/<digest>.json sinks/<sink>.json iceberg/... arrivals/<source>/<partition>/...
     <pipeline>/index/... logs/<attempt>/... quality/... staging/<driver>/... backfills/...
     <pipeline>/launches/<launch>/<query>/...
@@ -202,6 +203,11 @@ class BucketLayout:
     def splice_request_prefix(self, request_id: str) -> str:
         """Folder of the rows and reports of one splice request."""
         return f"{self.splice_requests_prefix}{require_name(request_id, 'splice request id')}/"
+
+    def splice_approval_key(self, request_id: str) -> str:
+        """Key of what Airflow's tasks asked people about one splice request, and the answers."""
+        name = require_name(request_id, "splice request id")
+        return f"{self.pipeline}/approvals/{name}.json"
 
     def restore_audit_key(self, request_id: str) -> str:
         """Key of the history of one restore."""

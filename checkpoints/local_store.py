@@ -53,25 +53,31 @@ class LocalStore:
     """Objects are plain files below `root`; the ETag is the SHA-256 of the content.
 
     Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A file is
-    read again for its ETag only if it is young, or its inode, size or times have changed since. A
-    missing folder is made.
+    read again for its ETag only if it is young, or its inode, size or times have changed since.
+
+    Args:
+        root: the folder; it is made if it is missing.
+        read_only: nothing is ever written, not even a missing folder or a lock. So the folder needs
+            no right to write, and may lie on a network file system.
 
     Raises:
         ConfigurationError: the folder cannot be used, or lies on a network file system.
         StoreUnavailableError: its disk is full or does not answer.
     """
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, read_only: bool = False) -> None:
         self.root = Path(root).expanduser().absolute()
         self.url = f"file://{self.root}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                self.root.mkdir(parents=True, exist_ok=True)
             self.root = self.root.resolve()
-            refuse_network_file_system(self.root)
             self._temporary = self.root / _INTERNAL_FOLDER
-            self._temporary.mkdir(exist_ok=True)
             self._lock_file = self._temporary / "lock"
-            self._lock_file.touch()
+            if not read_only:
+                refuse_network_file_system(self.root)
+                self._temporary.mkdir(exist_ok=True)
+                self._lock_file.touch()
         except OSError as error:
             raise _translate_os_error(self.root, error) from error
 
@@ -264,16 +270,24 @@ class LocalStore:
             return
         except OSError as error:
             raise _translate_os_error(self.root / folder, error) from error
-        # A folder sorts with its slash, as its keys do: "a-b" comes before "a/b".
-        for name in sorted(entries):
-            key = folder + name
-            if not name.endswith("/"):
-                if key.startswith(prefix) and key > after:
-                    yield key
-            elif (key.startswith(prefix) or prefix.startswith(key)) and (
-                key >= after or after.startswith(key)
-            ):
+        # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
+        # sorts with its slash, as its keys do: "a-b" comes before "a/b".
+        for key in sorted(
+            key for name in entries if _is_within(key := folder + name, prefix, after)
+        ):
+            if key.endswith("/"):
                 yield from self._walk_keys(key, prefix, after)
+            else:
+                yield key
+
+
+def _is_within(key: str, prefix: str, after: str) -> bool:
+    """Return whether a key is listed, or a folder, which ends in a slash, may hold such keys."""
+    if not key.endswith("/"):
+        return key.startswith(prefix) and key > after
+    if not key.startswith(prefix) and not prefix.startswith(key):
+        return False
+    return key >= after or after.startswith(key)
 
 
 def _digest_file(path: Path, stat: os.stat_result) -> str:

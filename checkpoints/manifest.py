@@ -38,6 +38,9 @@ from .row_counts import merge_counts
 FORMAT_VERSION = 2
 """Of epochs. Version 2 added `Manifest.survey`, `Counters.rule_quarantined` and `.filtered`."""
 
+SINKS_FORMAT_VERSION = 3
+"""Of forks that name what the sinks of a job owe; the newest format that can be read."""
+
 
 class _RecordModel(BucketRecord):
     # A writer with new fields has to raise the format version.
@@ -333,6 +336,8 @@ class ForkRecord(_SlotRecordModel):
         at: when it was restored, wall-clock microseconds UTC.
         recover_to: the restored checkpoint; None for the beginning (`fork_slot` 0).
         recover_to_sha256: SHA-256 of that epoch, so that the restored state is part of the chain.
+        sinks: what the restore owes to the sink of each query of a job (`SinkPlan`). A fork is
+            never retired, so the debt outlives the batches that were left.
     """
 
     kind: Literal["fork"] = "fork"
@@ -345,6 +350,7 @@ class ForkRecord(_SlotRecordModel):
     at: int
     recover_to: str | None
     recover_to_sha256: str | None
+    sinks: OmittedIfEmpty[list[JsonObject]] = []
 
 
 class RetiredEpoch(_SlotRecordModel):
@@ -389,8 +395,8 @@ def parse_record(data: bytes, where: str = "a slot") -> SlotRecord:
         version, kind = raw["format_version"], _RECORD_TYPES.get(raw["kind"])
     except (ValueError, KeyError, TypeError) as error:
         raise RECORD_MALFORMED(where=where, cause=repr(error)) from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise RECORD_OF_NEWER_FORMAT(where=where, version=version, newest=FORMAT_VERSION)
+    if not isinstance(version, int) or version > SINKS_FORMAT_VERSION:
+        raise RECORD_OF_NEWER_FORMAT(where=where, version=version, newest=SINKS_FORMAT_VERSION)
     if kind is None:
         raise RECORD_MALFORMED(where=where, cause=f"unknown kind {raw['kind']!r}")
     try:

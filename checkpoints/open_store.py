@@ -10,16 +10,22 @@ from .local_store import LocalStore
 from .store import FolderNames, ObjectInfo, Store, StoredObject
 
 
-def open_store(url: str, environment: Mapping[str, str] = os.environ) -> Store:
+def open_store(
+    url: str, environment: Mapping[str, str] = os.environ, *, read_only: bool = False
+) -> Store:
     """Open `s3://bucket/prefix`, `file:///path` or a plain path, without a request to the server.
 
-    A missing folder is made. Settings of S3 come from the environment.
+    Args:
+        url: the address.
+        environment: has the settings of S3.
+        read_only: nothing will be written. A folder needs no more rights then, and is left as it
+            is; otherwise a missing one is made.
 
     Raises:
         ConfigurationError: the address is none of these, or its folder cannot be used.
     """
     if "://" not in url:
-        return LocalStore(url)
+        return LocalStore(url, read_only=read_only)
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
         # Late: a local store needs none of its imports.
@@ -28,7 +34,7 @@ def open_store(url: str, environment: Mapping[str, str] = os.environ) -> Store:
         prefix = parts.path.strip("/")
         return S3Store(S3Settings.from_environment(parts.netloc, prefix, environment))
     if parts.scheme == "file" and not parts.netloc and parts.path:
-        return LocalStore(unquote(parts.path))
+        return LocalStore(unquote(parts.path), read_only=read_only)
     raise BAD_STORE_URL(url=url)
 
 

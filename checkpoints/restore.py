@@ -163,7 +163,9 @@ def commit_restore(
         # have condemned one whose stub is not in place yet.
         _require_no_gap(CheckpointCatalog(log), target)
     lease.ensure_held()
-    outcome = log.fork(head, target, request_id=request_id, who=who, why=why)
+    # Retention may remove the batches that are left before a launch has brought the sinks back.
+    owed = [one.model_dump(mode="json") for one in plan.sinks]
+    outcome = log.fork(head, target, request_id=request_id, who=who, why=why, sinks=owed)
     if isinstance(outcome, SlotTaken):
         raise _head_moved_error(plan, log.head())
     return outcome

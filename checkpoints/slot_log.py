@@ -10,11 +10,12 @@ same number, but both need the same slot.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tidegate.errors import TransientError
+from tidegate.json_types import JsonObject
 
 from .bucket_layout import BucketLayout, CheckpointId
 from .canonical_json import sha256_of_bytes
@@ -28,6 +29,7 @@ from .errors import (
 from .errors import SealUndecidedError as SealUndecidedError
 from .host_clock import SYSTEM_CLOCK, Clock
 from .manifest import (
+    SINKS_FORMAT_VERSION,
     FileRef,
     ForkRecord,
     Manifest,
@@ -48,6 +50,7 @@ from .store import (
 SEAL_BUDGET = 30.0
 _FIRST_PAUSE_SECONDS = 0.05  # between two tries; it doubles, with jitter
 _LONGEST_PAUSE_SECONDS = 2.0
+_MOST_STEPS = 16  # from one slot to the next, before all are listed again
 
 Record = TypeVar("Record", Manifest, ForkRecord)
 
@@ -188,6 +191,7 @@ class SlotLog:
         self._forks: tuple[_OpenedFork, ...] = ()
         # Valid while a LIST shows the same ETag: a stub may replace the epoch.
         self._newest: SlotContents | None = None
+        self._lists_etags = True  # until a LIST shows that the store is a folder
 
     def head(self) -> LogHead:
         """Read the end of the log: one LIST of one key, and one GET if the record is new.
@@ -216,15 +220,33 @@ class SlotLog:
 
         Raises as `read_slot`.
         """
+        newest = self._newest
+        if not self._lists_etags and newest is not None and newest.record.timeline == timeline:
+            newest = self._newest = self._read_on(newest)
+            if newest is not None:
+                return newest
         entry = next(self.store.list_objects(self.layout.slots_prefix(timeline), limit=1), None)
         if entry is None:
             return None
-        newest = self._newest
+        self._lists_etags = bool(entry.etag)
         # The listing already says whether the record is the one that was read last, so an unchanged
         # head costs no GET.
         if newest is None or not entry.etag or (newest.key, newest.etag) != (entry.key, entry.etag):
             newest = self._newest = self._parse_slot(self.store.get(entry.key))
         return newest
+
+    def _read_on(self, known: SlotContents) -> SlotContents | None:
+        """Return the newest record, found from one that is known; None if it is far away.
+
+        Slots have no gaps. A folder would sort the names of all its slots to list one.
+        """
+        timeline, slot = known.record.timeline, known.record.slot
+        for following in range(slot + 1, slot + _MOST_STEPS):
+            found = self.read_slot(timeline, following)
+            if found is None:
+                # Read again, as after a LIST without ETags: its file may be damaged by now.
+                return self.read_slot(timeline, following - 1)
+        return None
 
     def read_slot(self, timeline: int, slot: int) -> SlotContents | None:
         """Return the contents of one slot; None while it is empty.
@@ -300,6 +322,7 @@ class SlotLog:
         who: str,
         why: str,
         at: int | None = None,
+        sinks: Sequence[JsonObject] = (),
     ) -> Sealed | SlotTaken:
         """Restore: end the current timeline after `head`, and open the next after `recover_to`.
 
@@ -313,6 +336,7 @@ class SlotLog:
             who: the person or program that restores.
             why: the reason.
             at: microseconds UTC; default: now.
+            sinks: what the restore owes to the sinks of a job.
 
         Raises:
             ConfigurationError: `recover_to` was never completed.
@@ -321,6 +345,7 @@ class SlotLog:
         # Raises before anything is written.
         target = self.open_checkpoint(recover_to) if recover_to else None
         record = ForkRecord(
+            format_version=SINKS_FORMAT_VERSION if sinks else 1,
             timeline=head.timeline,
             slot=head.next_slot,
             new_timeline=head.timeline + 1,
@@ -332,6 +357,7 @@ class SlotLog:
             at=self._clock.wall_ticks() if at is None else at,
             recover_to=str(recover_to) if recover_to else None,
             recover_to_sha256=target.sha256 if target else None,
+            sinks=list(sinks),
         )
         return self.seal(record)
 

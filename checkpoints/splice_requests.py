@@ -76,6 +76,18 @@ class SpliceRequest(SharedDocument):
         )
 
 
+class SpliceApproval(SharedDocument):
+    """What people were asked about one request, and their answers; `approvals/<id>.json`.
+
+    A merge in Airflow believes this alone. Operators' keys may write the request and not this.
+
+    Attributes:
+        lines: reports, approvals and refusals, oldest first; the newest 200.
+    """
+
+    lines: list[JsonObject] = []
+
+
 def generate_splice_request_id() -> str:
     """Return a new request id, short enough to type."""
     return f"s{secrets.token_hex(4)}"
@@ -122,6 +134,26 @@ def list_splice_requests(store: Store, pipeline: str) -> list[SpliceRequest]:
     ]
     # Ids are random, so their order says nothing.
     return sorted(found, key=lambda request: (request.created_at, request.id))
+
+
+def read_splice_approval(store: Store, pipeline: str, request_id: str) -> SpliceApproval:
+    """Return what people were asked about a request and have answered."""
+    key = BucketLayout(pipeline).splice_approval_key(request_id)
+    return read_document(store, key, SpliceApproval)[0] or SpliceApproval()
+
+
+def record_splice_approval(
+    store: Store, pipeline: str, request_id: str, line: JsonObject
+) -> SpliceApproval:
+    """Add a line, unless the last one equals it but for its time, and return the document."""
+
+    def add_line(before: SpliceApproval) -> SpliceApproval:
+        if before.lines and {**before.lines[-1], "at": line["at"]} == line:
+            return before
+        return before.model_copy(update={"lines": [*before.lines, line][-_MAX_TRAIL_ENTRIES:]})
+
+    key = BucketLayout(pipeline).splice_approval_key(request_id)
+    return change_document(store, key, SpliceApproval(), add_line)
 
 
 def note_splice_event(

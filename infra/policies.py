@@ -7,8 +7,9 @@
   Airflow has this role too: its tasks start drivers with their own keys, merge, delete what is due
   and compare ranges with batch runs.
 * ``operator`` is for people at a command line. They may read all of the pipeline and its inputs,
-  send requests to drivers, decide about late rows, pin and restore. They may not write rows
-  (``splice merge``) or delete them (``gc``).
+  send requests to drivers, make and reject requests of late rows, pin and restore. They may not
+  write rows (``splice merge``), delete them (``gc``), approve a merge or write a verdict
+  (``quality``).
 * ``reader`` may read the tables and what is needed to find them; no leases, no requests, no
   writing.
 * ``lander`` is for ``tidegate land``. It may write into the inputs' folders and read its own notes

@@ -554,6 +554,26 @@ def list_driver_events(
         newest = before
 
 
+def list_lease_events(driver: DriverOverview, newest: JsonView | None) -> Iterator[JsonObject]:
+    """Yield what the lease tells before the next epoch: a new driver, or that the driver is gone.
+
+    Args:
+        driver: who holds the lease, and the newest report.
+        newest: as for `list_driver_events`.
+    """
+    lease, report = driver.lease, driver.report
+    if lease is None or lease.record.holder is None or report is None:
+        return
+    event = {"kind": "driver", "checkpoint": None}
+    who = f"the driver with token {lease.token}"
+    if newest is None or newest["token"] != lease.token:
+        at = report.body.get("started_at", report.at)
+        yield {**event, "at": at // 1000, "says": f"{who} began, and has sealed no checkpoint yet"}
+    if driver.lease_expired:
+        says = f"{who} is gone: it reported last at this time, and did not say that it ends"
+        yield {**event, "at": report.at // 1000, "says": says}
+
+
 def _find_first_epoch(
     newest: JsonView, read_epoch: Callable[[int], JsonView | None]
 ) -> tuple[JsonView, JsonView | None]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tidegate.errors import FailureClass, TidegateError
 from tidegate.jobs.spec.job_spec import JobSpec
-from tidegate.jobs.spec.loader import load_any_spec
+from tidegate.jobs.spec.loader import load_any_spec, render_spec
 from tidegate.jobs.spec.operations import (
     SparkSpec,
     SubmitSpec,
@@ -110,10 +110,13 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
         here = _LOOPBACK if str(connection.host).startswith("local") else {}
         conf = {**here, **conf, _JVM_OPTIONS: " ".join(jvm_options)}
     else:
-        # In cluster mode the spec travels along and lies in the driver's working folder.
+        # In cluster mode the spec travels along and lies in the driver's working folder. Its
+        # environment is part of it: the files beside it stay here.
+        copy = stem.with_name(f"{stem.name}.{spec.name}")
+        copy.write_text(render_spec(spec), "utf-8")
         more = {
-            "application_args": [spec.name, *driver_arguments],
-            "files": str(spec),
+            "application_args": [copy.name, *driver_arguments],
+            "files": str(copy),
             "properties_file": _write_private_properties(stem, cluster, driven, environment),
         }
     app = stem.with_suffix(".app.py")
@@ -198,7 +201,7 @@ def _write_private_properties(
     folder = environment.get("SPARK_CONF_DIR") or Path(home, "conf")
     file, defaults = stem.with_suffix(".conf"), Path(folder, "spark-defaults.conf")
     # tidegate's variables, and what the spec names as `env:NAME`.
-    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)\}', driven.model_dump_json()))
+    named = set(re.findall(r'"env:([^"]+)"|\$\{(\w+)', driven.model_dump_json()))
     names = {name for pair in named for name in pair}
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as output:

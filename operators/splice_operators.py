@@ -8,8 +8,9 @@
 
 `tidegate splice` does the work in a child process. A user who may edit a DAG's tasks can set their
 results (XCom) and mark them as successful. So neither the question nor the answer is read from
-there: both are in the request's document in the bucket, where only the tasks write.
-`execute_complete` runs only after Airflow has accepted a person's answer.
+there: both are in `approvals/` in the bucket, where only the tasks write. The request's own
+document tells people the same, but operators at a command line may write it. `execute_complete`
+runs only after Airflow has accepted a person's answer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from tidegate.checkpoints.restore import RestoreEvent, plan_restore, record_rest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import (
     OPEN_STATES,
+    SpliceApproval,
     SpliceRequest,
     note_splice_event,
+    read_splice_approval,
     read_splice_request,
+    record_splice_approval,
     reject_splice_request,
 )
 from tidegate.checkpoints.store import Store
@@ -231,8 +235,8 @@ class ReportSpliceOperator(PipelineOperator):
     def execute(self, context: Any) -> JsonObject:
         """The question's text and the request are the task's result.
 
-        The request's trail keeps the digest of the effect, and that of the text: the result itself
-        can be changed by users who may edit the DAG's tasks.
+        The bucket keeps the digest of the effect, and that of the text: the result itself can be
+        changed by users who may edit the DAG's tasks.
 
         Raises:
             AirflowSkipException: too few late rows wait, the request was merged before, or it has
@@ -257,17 +261,14 @@ class ReportSpliceOperator(PipelineOperator):
             why=join_lines(request_facts["why"] or "no reason given"),
         )
         self.log.info("%s", text)
-        note_splice_event(
-            access.open(),
-            self.pipeline,
-            request,
-            "reported",
-            who=who,
-            at=SYSTEM_CLOCK.wall_ticks(),
-            digest=impact["digest"],
-            run=str(context["run_id"]),
-            question=_hash_text(text),
-        )
+        run, at = str(context["run_id"]), SYSTEM_CLOCK.wall_ticks()
+        line: JsonObject = {"what": "reported", "who": who, "at": at, "run": run}
+        line |= {"digest": impact["digest"], "question": _hash_text(text)}
+        store = access.open()
+        # Who made the request is kept as well: its document may be changed before the answer.
+        asker = {"asker": request_facts["who"]}
+        record_splice_approval(store, self.pipeline, request, {**line, **asker})
+        note_splice_event(store, self.pipeline, request, **line)
         return {"request": request, "text": text}
 
     def _offer_late_rows(self, access: StoreAccess) -> str:
@@ -342,8 +343,10 @@ class ApproveSpliceOperator(AskOperator):
 
     def _read_report(self, context: Any) -> tuple[SpliceRequest, JsonObject | None]:
         request = context["ti"].xcom_pull(task_ids=REPORT)["request"]
-        found = read_splice_request(self.open_store(), self.pipeline, request)
-        return found, _find_report(found, str(context["run_id"]))
+        store = self.open_store()
+        approval = read_splice_approval(store, self.pipeline, request)
+        found = read_splice_request(store, self.pipeline, request)
+        return found, _find_report(approval, str(context["run_id"]))
 
     def _split_request(self, request: str, form: Mapping[str, str], who: str) -> None:
         """Make two requests of one, as the person has filled in the form."""
@@ -369,12 +372,15 @@ class ApproveSpliceOperator(AskOperator):
         if not approved:
             reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
-        elif {person.name, person.id} & ({request.who, report["who"]} - {"airflow"}):
-            because = f"{who} has asked for it"
-            note_splice_event(*about, "refused", who="tidegate", at=now, because=because)
+        elif {person.name, person.id} & ({report["asker"], report["who"]} - {"airflow"}):
+            line = {"what": "refused", "who": "tidegate", "because": f"{who} has asked for it"}
+            record_splice_approval(*about, {**line, "at": now})
+            note_splice_event(*about, **line, at=now)
         elif request.state in OPEN_STATES:
+            line = {"what": "approved", "who": who, "at": now}
+            record_splice_approval(*about, {**line, "digest": report["digest"]})
             facts = {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
-            note_splice_event(*about, "approved", who=who, at=now, state="approved", **facts)
+            note_splice_event(*about, **line, state="approved", **facts)
 
 
 class MergeSpliceOperator(PipelineOperator):
@@ -393,11 +399,14 @@ class MergeSpliceOperator(PipelineOperator):
         """
         run, access = str(context["run_id"]), self.resolve_access()
         name = context["ti"].xcom_pull(task_ids=REPORT)["request"]
-        request = read_splice_request(access.open(), self.pipeline, name)
-        refusal = _find_refusal_reason(request, _find_report(request, run))
-        if refusal is not None:
-            raise MERGE_NOT_APPROVED(pipeline=self.pipeline, reason=refusal, dag_id=self.dag_id)
-        approver, digest = str(request.decided_by), str(request.approved_digest)
+        store = access.open()
+        request = read_splice_request(store, self.pipeline, name)
+        approval = read_splice_approval(store, self.pipeline, name)
+        given = _find_approval(approval, run)
+        if given is None or request.state == "rejected":
+            reason = _explain_refusal(request, approval)
+            raise MERGE_NOT_APPROVED(pipeline=self.pipeline, reason=reason, dag_id=self.dag_id)
+        approver, digest = given["who"], given["digest"]
         options = ("--digest", digest, "--who", approver)
         why = f"approved by {approver} in {run}"
         command = ("splice", "merge", self.spec, request.id, *options, "--why", why)
@@ -412,23 +421,23 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _find_report(request: SpliceRequest, run: str) -> JsonObject | None:
-    """The line of the request's trail about the newest report of this run."""
-    lines = (line for line in reversed(request.trail) if line["what"] == "reported")
-    return next((line for line in lines if line.get("run") == run), None)
+def _find_report(approval: SpliceApproval, run: str) -> JsonObject | None:
+    """The newest report of this run."""
+    lines = (line for line in reversed(approval.lines) if line["what"] == "reported")
+    return next((line for line in lines if line["run"] == run), None)
 
 
-def _find_refusal_reason(request: SpliceRequest, report: JsonObject | None) -> str | None:
-    """Why a request must not be merged; None if it was approved with the effect of this report."""
+def _find_approval(approval: SpliceApproval, run: str) -> JsonObject | None:
+    """The newest approval, of any run, of the effect that this run has reported."""
+    report = _find_report(approval, run)
+    given = (line for line in reversed(approval.lines) if line["what"] == "approved")
+    return next((line for line in given if report and line["digest"] == report["digest"]), None)
+
+
+def _explain_refusal(request: SpliceRequest, approval: SpliceApproval) -> str:
     if request.state == "rejected":
         return f"{request.decided_by} has rejected it"
-    if (
-        report is not None
-        and request.state in ("approved", "merged")
-        and request.approved_digest == report["digest"]
-    ):
-        return None
-    refusals = [line["because"] for line in request.trail if line["what"] == "refused"]
+    refusals = [line["because"] for line in approval.lines if line["what"] == "refused"]
     return refusals[-1] if refusals else "no one has answered"
 
 

@@ -28,7 +28,7 @@ from tidegate.checkpoints.illness_record import is_verdict_stale
 from tidegate.checkpoints.lease import LeaseObserver
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
+from tidegate.checkpoints.pipeline_overview import PipelineState, read_driver, read_overview
 from tidegate.checkpoints.restore import plan_restore, read_restore_audits
 from tidegate.checkpoints.shared_documents import read_json_object
 from tidegate.checkpoints.slot_index import SlotSummary
@@ -52,6 +52,7 @@ from .page_data import (
     explain_state,
     find_transition,
     list_driver_events,
+    list_lease_events,
     list_merge_events,
     list_open_barriers,
     list_verdict_events,
@@ -283,7 +284,9 @@ class StreamView:
         with self._hold_lock():
             head = self.log.head()
             newest = self._read_point(head, head.slot)
+            driver = read_driver(self.store, self.pipeline, self._watch)
         return [
+            *list_lease_events(driver, newest),
             *list_driver_events(newest, lambda slot: self._read_point(head, slot)),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),

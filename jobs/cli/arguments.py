@@ -44,6 +44,15 @@ StoreOption = Annotated[
         "Default: $TIDEGATE_STORE, else .tidegate/store here, else the stack's bucket.",
     ),
 ]
+EnvironmentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="NAME",
+        help="Merge the files of this environment into the spec: envs/NAME.yaml beside it, and "
+        "envs/NAME/ with a file of the spec's name. Default: $TIDEGATE_ENV.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON envelope.")]
 WhyOption = Annotated[str, typer.Option(help="Reason; recorded with the change.")]
 WhoOption = Annotated[str | None, typer.Option(help="Who decided. Default: you.")]
@@ -247,11 +256,11 @@ def find_spec(spec: str) -> PipelineSpec:
     return load_spec(_allow_imports_beside(resolve_spec_path(spec)))
 
 
-def find_any_spec(spec: str) -> PipelineSpec | JobSpec:
-    """Load the spec of a pipeline or of a job, as `find_spec`."""
+def find_any_spec(spec: str, environment: str | None = None) -> PipelineSpec | JobSpec:
+    """Load the spec of a pipeline or of a job in an environment, as `find_spec`."""
     from tidegate.jobs.spec.loader import load_any_spec
 
-    return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)))
+    return load_any_spec(_allow_imports_beside(resolve_spec_path(spec)), environment)
 
 
 def _allow_imports_beside(path: Path) -> Path:

@@ -71,6 +71,8 @@ class RunDisplay:
             return
         newest = self._newest or _read_newest(spec.name, store_url)
         end = {"spec": spec, "store_url": store_url, "outcome": outcome}
+        counts = RowCounts.of_sources(newest.counters.per_source if newest else {})
+        end["counts"] = counts.to_record()
         output.print_text("run_end", newest=newest, is_new=self._newest is not None, **end)
 
     def _update_progress(self, doing: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from tidegate.json_types import JsonObject
 
 from . import arguments, output
-from .arguments import JsonOption, SpecArgument, StoreOption
+from .arguments import EnvironmentOption, JsonOption, SpecArgument, StoreOption
 from .errors import PLAN_OF_JOB, PLAN_OF_OTHER
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def show_plan(
     spec: SpecArgument,
     store: StoreOption = None,
+    environment: EnvironmentOption = None,
     against: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="Compare with this spec instead of a store's state."),
@@ -36,8 +37,11 @@ def show_plan(
     The rules are those of the driver when it starts. Exit codes: 0 nothing changes, 10 something
     does, 11 the driver would refuse, 12 it depends on state that `--against` cannot know.
     """
-    given = arguments.find_any_spec(spec)
-    plan = _plan_with_store(given, store) if against is None else _plan_with_file(given, against)
+    given = arguments.find_any_spec(spec, environment)
+    if against is None:
+        plan = _plan_with_store(given, store)
+    else:
+        plan = _plan_with_file(given, arguments.find_any_spec(against, environment), against)
     if as_json:
         output.print_envelope("plan", describe_plan(plan))
     else:
@@ -50,11 +54,12 @@ def describe_plan(plan: SpecPlan) -> JsonObject:
     return {**asdict(plan), "exit_code": int(plan.exit_code)}
 
 
-def _plan_with_file(given: PipelineSpec | JobSpec, against: str) -> SpecPlan:
+def _plan_with_file(
+    given: PipelineSpec | JobSpec, old: PipelineSpec | JobSpec, against: str
+) -> SpecPlan:
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.spec_plan import plan_against_spec, plan_job_against_spec
 
-    old = arguments.find_any_spec(against)
     if isinstance(old, JobSpec) and isinstance(given, JobSpec) and old.name == given.name:
         return plan_job_against_spec(old, given, against)
     if isinstance(old, JobSpec) or isinstance(given, JobSpec) or old.name != given.name:

@@ -19,7 +19,14 @@ from tidegate.checkpoints.host_clock import poll_until
 from tidegate.errors import TidegateError
 
 from . import arguments, output
-from .arguments import PipelineArgument, SpecArgument, StoreOption, WaitOption, WhyOption
+from .arguments import (
+    EnvironmentOption,
+    PipelineArgument,
+    SpecArgument,
+    StoreOption,
+    WaitOption,
+    WhyOption,
+)
 from .errors import NO_ANSWER, NO_END, NO_LANDING, NOT_FOR_JOBS, REFUSED, RESTORING, STILL_RUNNING
 
 if TYPE_CHECKING:
@@ -65,6 +72,7 @@ def run_in_foreground(
     work: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Scratch folder. Default: temporary.")
     ] = None,
+    environment: EnvironmentOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
 ) -> None:
     """Run a pipeline or a job here, without Airflow, from its newest checkpoint until stopped.
@@ -76,7 +84,8 @@ def run_in_foreground(
     from tidegate.jobs.spec.job_spec import JobSpec
 
     # Before the heavy imports below: a wrong name or address is reported at once.
-    pipeline, url = arguments.find_any_spec(spec), arguments.resolve_store_url(store)
+    pipeline = arguments.find_any_spec(spec, environment)
+    url = arguments.resolve_store_url(store)
     # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
     asked_by = None if standby else arguments.get_user_name()
     if isinstance(pipeline, JobSpec):
@@ -95,7 +104,7 @@ def run_in_foreground(
             home=work or find_jobs_home(),
             on_seal=(lambda _manifest: None) if quiet else _print_batch,
         )
-        configure_logs(json=False)
+        configure_logs(json=False, libraries=False)
         outcome = job_run.run_job_until_end(pipeline, job_options)
         output.print_line(f"{pipeline.name} {outcome.state}: {outcome.why}")
         return

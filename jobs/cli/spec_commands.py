@@ -17,7 +17,7 @@ from tidegate.errors import ConfigurationError
 from tidegate.json_types import JsonObject
 
 from . import arguments, output
-from .arguments import JsonOption, PipelineArgument, StoreOption
+from .arguments import EnvironmentOption, JsonOption, PipelineArgument, StoreOption
 from .errors import CANNOT_WRITE
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def validate_specs(
         list[str],
         typer.Argument(metavar="SPEC...", help="Paths of pipeline specs, or pipelines' names."),
     ],
+    environment: EnvironmentOption = None,
     as_json: JsonOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say where each output is computed, and why.")
@@ -38,7 +39,7 @@ def validate_specs(
     """Check specs of pipelines and jobs.
 
     The error of an invalid one names file, line, field, the value and the allowed values. Exit
-    code 2 if one is invalid.
+    code 2 if one is invalid. With `--env` each valid one is printed as it is in that environment.
     """
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.loader import list_spec_warnings
@@ -47,8 +48,7 @@ def validate_specs(
     # All of them are checked, so that one run in CI shows every mistake.
     for name in spec:
         try:
-            pipeline = arguments.find_any_spec(name)
-            _check_quality_suites(name, pipeline)
+            pipeline = _find_checked_spec(name, environment, is_shown=not as_json)
             if isinstance(pipeline, JobSpec):
                 reports.append({"spec": name, "valid": True, "name": pipeline.name, "kind": "job"})
                 if not as_json:
@@ -76,6 +76,26 @@ def validate_specs(
         output.print_envelope("validation", reports)
     if not all(report["valid"] for report in reports):
         raise typer.Exit(2)
+
+
+def _find_checked_spec(
+    name: str, environment: str | None, *, is_shown: bool
+) -> PipelineSpec | JobSpec:
+    pipeline = arguments.find_any_spec(name, environment)
+    _check_quality_suites(name, pipeline)
+    if environment is not None and is_shown:
+        _print_merged_spec(name, environment)
+    return pipeline
+
+
+def _print_merged_spec(name: str, environment: str) -> None:
+    """Print a spec with the files of its environment, with ``***`` for secrets."""
+    from tidegate.jobs.spec.loader import render_spec
+    from tidegate.jobs.spec.spec_masks import mask_spec_lines
+
+    text = render_spec(arguments.resolve_spec_path(name), environment)
+    for line in mask_spec_lines(text):
+        output.print_line(line)
 
 
 def print_json_schema(

@@ -94,7 +94,7 @@ def read_sample(address: str, form: str | None = None) -> Sample:
         raise UNKNOWN_FORMAT(address=address, formats=", ".join(dict.fromkeys(_FORMATS.values())))
     if "://" not in address and not Path(address).is_file():
         raise NO_FILE(address=address)
-    data = open_store(folder or ".").get(name).data
+    data = open_store(folder or ".", read_only=True).get(name).data
     try:
         delimiter = choose_delimiter(name, data) if form == "csv" else ","
         columns = sample_columns(name, data, form, delimiter)
@@ -160,12 +160,16 @@ def put_files(
     end: Annotated[
         bool, typer.Option("--end", help="No file follows; ends sources that are `bounded`.")
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace objects of the same name, to correct them.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Copy files into the folders in the store from which a pipeline's sources read.
 
-    A file that is there already is left out; one of the same name and another content is refused,
-    and files before it stay copied. A warning names files that a driver may never read.
+    A file that is there already is left out. One of the same name and another content is refused
+    without --replace, and files before it stay copied. A warning names files that a driver may
+    never read.
     """
     from tidegate.checkpoints.open_store import open_store
     from tidegate.jobs.sources.input_view import locate_source
@@ -181,15 +185,22 @@ def put_files(
         by_key = own.table is None and own.discovery.order == "keys"
         before = home.list_objects(prefix) if by_key else iter(())
         newest = max((one.key for one in before if not one.key.endswith("/_DONE")), default="")
-        fresh = [key for n in names if (key := _copy_file(home, Path(folder) / n, prefix + n))]
+        replaced: list[str] | None = [] if replace else None
+        copies = (_copy_file(home, Path(folder) / n, prefix + n, replaced) for n in names)
+        fresh = [key for key in copies if key]
         copied.setdefault(chosen, []).extend(fresh)
         there = f"; {len(names) - len(fresh):,} were there already" * (len(fresh) < len(names))
         lines.append(f"copied {len(fresh):,} files to {chosen}{there}")
+        if replaced:
+            lines.append(
+                f"replaced {len(replaced):,} of them: if a driver has read one, restore a"
+                f" checkpoint from before: tidegate checkpoints list {spec.name}"
+            )
         lines += [
             f"warning: {key} sorts before {newest}, so a driver that has read {newest} never reads"
             " it; give it a greater name, or set discovery: {order: arrival}"
             for key in fresh
-            if key < newest
+            if key < newest and key not in (replaced or ())
         ]
         if end:
             home.put(f"{prefix}_DONE", b"")
@@ -266,13 +277,22 @@ def _read_dead_text(
     return b"\n".join([*lines, b""])
 
 
-def _copy_file(store: Store, file: Path, key: str) -> str | None:
+def _copy_file(store: Store, file: Path, key: str, replaced: list[str] | None) -> str | None:
+    """Return the key; None if the object is there. `replaced` takes the key of one that was not.
+
+    Raises:
+        ConfigurationError: another object has the key, and `replaced` is None.
+    """
     there = store.stat(key)
     if there is None:
         return store.upload(file, key).key
     # Only files of one size are read: a checksum of the store's own depends on the store.
     if there.size != file.stat().st_size or store.get(key).data != file.read_bytes():
-        raise FILE_EXISTS(file=store.uri(key), advice="give the new file a name of its own")
+        if replaced is None:
+            advice = "give a new file a name of its own, or correct this one with --replace"
+            raise FILE_EXISTS(file=store.uri(key), advice=advice)
+        replaced.append(key)
+        return store.upload(file, key).key
     return None
 
 

@@ -23,7 +23,7 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.epoch_engine import EpochReport
-from tidegate.jobs.sinks.base_follower import expand_variables
+from tidegate.jobs.sinks.base_follower import resolve_sink_address
 from tidegate.jobs.sinks.iceberg_catalog import build_table_location
 from tidegate.jobs.sources.input_view import locate_source
 from tidegate.jobs.spec.operations import FilesSinkSpec, KafkaSinkSpec, PostgresSinkSpec, SinkSpec
@@ -357,8 +357,9 @@ def _name_sink_dataset(spec: PipelineSpec, name: str, sink: SinkSpec, table: str
     if isinstance(sink, KafkaSinkSpec):
         return _name_topic_dataset(sink.servers, sink.topic.replace("{table}", table))
     if isinstance(sink, FilesSinkSpec):
-        return name_folder_dataset(f"{expand_variables(sink.path, name).rstrip('/')}/{table}")
-    url = urlsplit(expand_variables(sink.url, name))
+        folder = resolve_sink_address(name, "path", sink.path)
+        return name_folder_dataset(f"{folder.rstrip('/')}/{table}")
+    url = urlsplit(resolve_sink_address(name, "url", sink.url))
     if isinstance(sink, PostgresSinkSpec):
         database = f"{url.path.strip('/')}.{sink.namespace or spec.name}.{table}"
         return f"postgres://{url.hostname}:{url.port or 5432}", database

@@ -49,10 +49,17 @@ class EndConditions:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended: the last state for ``status.json`` (stopped, finished) and a sentence."""
+    """How a run ended.
+
+    Attributes:
+        state: the last state for ``status.json``: stopped or finished.
+        why: a sentence.
+        trouble: the error of the last epoch that was tried, if none has succeeded since.
+    """
 
     state: str
     why: str
+    trouble: TidegateError | None = None
 
 
 @dataclass
@@ -89,6 +96,7 @@ class EpochLoop:
         self._sealed_epochs = 0
         self._quiet_since = self._head_read_at = self.monotonic()
         self._backoff = _FIRST_BACKOFF
+        self._trouble: TidegateError | None = None  # of the newest epoch
         self._denied_for = 0.0  # seconds that this process has waited for a store that refuses
 
     def run(self) -> RunOutcome:
@@ -127,7 +135,7 @@ class EpochLoop:
     def _check_end_conditions(self) -> RunOutcome | None:
         self.steps.require_not_lost()
         if self.stop.is_set():
-            return RunOutcome("stopped", "a signal or a request asked for it")
+            return RunOutcome("stopped", "a signal or a request asked for it", self._trouble)
         if self.until.epochs is not None and self._sealed_epochs >= self.until.epochs:
             return RunOutcome("stopped", f"{self._sealed_epochs} epochs were asked for")
         quiet = self.monotonic() - self._quiet_since
@@ -247,7 +255,7 @@ class EpochLoop:
         return head.timeline, head.slot
 
     def _record_outcome(self, report: EpochReport, seconds: float) -> None:
-        self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0
+        self._backoff, self._denied_for, self._trouble = _FIRST_BACKOFF, 0.0, None
         self.status.record_decision(report.decision, report.held_back)
         if report.manifest is not None:
             self._sealed_epochs += 1
@@ -282,6 +290,7 @@ class EpochLoop:
 
     def _wait_and_reload(self, error: TidegateError) -> None:
         """Report an error that may pass, wait, and read the head of the log again."""
+        self._trouble = error
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
         self.steps.enter("wait")
         why = (

@@ -55,7 +55,7 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
         """Ignore the stream that the base class sets."""
 
 
-def configure_logs(*, json: bool, file: TextIO | None = None) -> None:
+def configure_logs(*, json: bool, file: TextIO | None = None, libraries: bool = True) -> None:
     """Send structlog's events from INFO on to stderr, and libraries' logs from WARNING on.
 
     Libraries' logs go where the first call sent them.
@@ -63,6 +63,8 @@ def configure_logs(*, json: bool, file: TextIO | None = None) -> None:
     Args:
         json: JSON lines instead of readable text.
         file: takes all lines instead of stderr, which then only gets the warnings of tidegate.
+        libraries: also take the logs of libraries. They come by the root logger, which a job's
+            script configures: `logging.basicConfig` does nothing where a handler is already.
     """
     renderer = (
         structlog.processors.JSONRenderer()
@@ -83,14 +85,16 @@ def configure_logs(*, json: bool, file: TextIO | None = None) -> None:
         logger_factory=lambda *_: structlog.PrintLogger(file or sys.stderr),
         cache_logger_on_first_use=False,
     )
-    libraries = logging.StreamHandler(file) if file else _CurrentStderr()
-    libraries.setFormatter(
+    if not libraries:
+        return
+    handler = logging.StreamHandler(file) if file else _CurrentStderr()
+    handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    logging.basicConfig(level=logging.WARNING, handlers=[libraries])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(True)
 
 

@@ -10,8 +10,7 @@ from itertools import accumulate
 from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
 from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
@@ -159,8 +158,8 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
 
     Returns:
         The columns of `select` or the schema, `_time`, `_end` (exclusive, in ticks), `_kind` (null
-        if unknown), `_dead`, `_detail`, `_json` (the columns read; in DuckDB null unless the row
-        could not be decoded), `_rule`, `_warned` and the four places.
+        if unknown), `_dead`, `_detail`, `_json` (the columns read; in DuckDB null), `_rule`,
+        `_warned` and the four places.
     """
     native = isinstance(raw, DuckFrame)
     casts = {
@@ -173,12 +172,7 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
     read = [name for name, _ in select_readable_columns(physical.items())]
     json = f"to_json(struct({', '.join(map(quote_name, read))}))"
     if native:
-        # DuckDB writes texts and whole numbers as Spark does. A row that could not be decoded has
-        # nothing else, and Spark leaves nulls out.
-        own = ", ".join(f"'{n}', {n}" for n in read if n in (BAD_REASON, BAD_TEXT, OFFSET_COLUMN))
-        known = f"CASE WHEN {BAD_REASON} IS NOT NULL AND {BAD_TEXT} IS NOT NULL THEN"
-        json = f"{known} CAST(to_json(named_struct({own})) AS string) END"
-        json = json if BAD_TEXT in physical else "CAST(NULL AS string)"
+        json = "CAST(NULL AS string)"  # `row_texts` writes those that are asked for
     unfit, detail = _judge_values_sql(source, physical, casts)
     cast = raw.selectExpr(
         *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),

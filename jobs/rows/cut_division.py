@@ -42,10 +42,9 @@ class ReadUnit:
     state: JsonObject
 
     def count_cells(self, spec: PipelineSpec) -> int:
-        """Values that it reads: rows times columns."""
+        """Values that it reads or selects: rows times columns."""
         return sum(
-            (part["row_end"] - part["row_start"])
-            * len(spec.sources[piece.member.source].row_columns)
+            (part["row_end"] - part["row_start"]) * spec.sources[piece.member.source].width
             for piece in self.cut.slices
             for part in piece.parts
         )

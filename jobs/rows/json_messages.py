@@ -110,6 +110,8 @@ def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table
     if "key" in plan.envelope.values() and _has_odd_keys(batch):
         found = pa.nulls(len(found), found.type)
     plain = found.is_valid()
+    if "timestamp" in plan.envelope.values():
+        plain = pc.and_(plain, batch["timestamp"].is_valid())
     fields = dict(zip(plan.fields.names, found.filter(plain).flatten(), strict=True))
     messages = batch.filter(plain)
     own: list[Any] = [

@@ -106,7 +106,9 @@ def show_late_rows(judged: JudgedRows, output: str, rows: Frame) -> Frame:
     )
 
 
-def find_refused_row(judged: JudgedRows, rows: Frame | None, output: str) -> PoisonError | None:
+def find_refused_late_row(
+    judged: JudgedRows, rows: Frame | None, output: str
+) -> PoisonError | None:
     """The error for the first of some rows under ``on_late: error``; None if none is refused."""
     if rows is None or get_late_policy(judged, output) is not LatePolicy.ERROR:
         return None

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
@@ -190,15 +191,26 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
     return pa.type_for_alias(spark_to_arrow_type(own))
 
 
-def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
-    names = schema.names[: -len(POSITION_COLUMNS)]
+def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
+    """Rows of an object, by their places in it, with all columns that can be read, as stored."""
+    rows = _read_columns(part, [name for name, _ in select_readable_columns(part.columns)])
+    if part.has_row_numbers:
+        numbers = pc.index_in(numbers, value_set=rows[OFFSET_COLUMN])
+    return rows.take(numbers)
+
+
+def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
     try:
         if isinstance(part.path, pa.Table):
-            rows = part.path.select(names)
-        else:
-            rows = open_parquet_file(part.path).read(columns=names)
+            return part.path.select(names)
+        return open_parquet_file(part.path).read(columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
+
+
+def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
+    names = schema.names[: -len(POSITION_COLUMNS)]
+    rows = _read_columns(part, names)
     if not part.is_whole:
         rows = rows.slice(part.row_start, part.row_end - part.row_start)
     size = rows.num_rows

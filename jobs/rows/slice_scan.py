@@ -16,12 +16,13 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .column_casts import cast_never_fails
+from .dead_rows import JUDGED, add_faults
 from .member_scan import (
     BARRIER,
     DATA,
@@ -37,8 +38,6 @@ MOST_CELLS: Final = 64_000_000
 """Values, rows times columns, up to which one process holds rows: about 1 GB."""
 SAFE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
 """Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
-JUDGED: Final = ("_dead", "_rule", "_warned")
-SHOWN: Final = ("_dead", "_detail", "_json", "_p")
 
 
 def scan_slice(
@@ -62,20 +61,17 @@ def scan_slice(
 
     Returns:
         What it holds, and all of its rows with `_m`, `_seq`, `_et`, `_end` and `_code`. With
-        `native` also the columns of the spec, and `JUDGED` and `SHOWN` where they are known. Rows
-        that are not plain data have `_verdict` and `_mark`.
+        `native` also the columns of the spec, `JUDGED` if the source has conditions, and `FAULTS`
+        if there are dead letters. Rows that are not plain data have `_verdict` and `_mark`.
     """
     source = spec.sources[cut.slices[index].member.source]
     flat = {name for name, kind in source.columns.items() if "<" not in kind}
     names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
-    shown = native and is_decoded(parts, index, source)
-    names |= {BAD_TEXT} if shown else set()
     frame, tables = read_slice(spec, cut, parts, index, names)
     # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
     kept = native and not source.select and len(tables) == 1
     own = list(map(quote_name, spec.columns)) if native and not kept else []
     own += JUDGED if native and source.has_conditions else ()
-    own += [name for name in SHOWN if shown and name not in own]
     if len(tables) == 1 and has_plain_points(source, tables[0]):
         rows = select_plain_points(tables[0], source.event_time)
     else:
@@ -84,7 +80,8 @@ def scan_slice(
         rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
     rows = sort_rows(rows)
     found = scan_rows(spec, cut, index, rows, state)
-    return found, add_verdicts(rows, found.verdicts)
+    rows = add_verdicts(rows, found.verdicts)
+    return found, add_faults(rows, frame, parts) if native else rows
 
 
 def scan_rows(
@@ -122,13 +119,6 @@ def is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
     return (native or not (source.has_conditions or source.select)) and all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
-
-
-def is_decoded(parts: Sequence[CutPart], member: int, source: SourceSpec) -> bool:
-    """Whether all objects of a slice are decoded copies that have the declared columns only."""
-    known = {*source.columns, BAD_REASON, BAD_TEXT, OFFSET_COLUMN}
-    columns = [{name for name, _ in p.columns} for p in parts if p.member == member]
-    return all(BAD_TEXT in own and own <= known for own in columns)
 
 
 def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:

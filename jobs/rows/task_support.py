@@ -44,8 +44,6 @@ def _explain_source(source: SourceSpec) -> str | None:
         return reason
     if source.kind not in ("objects", "kafka") or source.table is not None:
         return "neither objects nor a topic"
-    if source.has_conditions or source.select:
-        return "conditions or selected columns"
     return None
 
 

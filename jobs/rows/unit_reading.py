@@ -1,8 +1,8 @@
 """What one task does with its unit of a cut: each row is read once.
 
-The unit is surveyed, its rows are judged and folded into partial aggregates, and its late rows are
-written. What comes back is bounded: counts, partial aggregates, and references to files. Refusals
-are part of the answer and no failures of the task, which Spark would try again.
+The unit is surveyed, its rows are judged and folded into partial aggregates, and its late rows and
+dead letters are written. What comes back is bounded: counts, partial aggregates, and references to
+files. Refusals are part of the answer and no failures of the task, which Spark would try again.
 
 Files carry the attempt's id and a random name. A task that runs twice writes other files, and only
 those of the answer that Spark takes are named by the manifest.
@@ -28,26 +28,37 @@ from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, combine_frames
-from tidegate.jobs.spec.pipeline import EVENTS, LATE, PipelineSpec
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
+from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.time_units import TICK_MIN
 
 from .attempt_files import store_file, write_parquet_file
 from .cut_division import ReadUnit
+from .dead_rows import (
+    CONDITION_GROUP,
+    IS_COUNTED,
+    count_conditions,
+    count_dead_letters,
+    find_refused_row,
+    select_judged,
+    show_dead_letters,
+)
 from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
 from .late_rows import (
     LateCounts,
     SourceCounts,
     count_expired_pairs,
+    count_groups,
     count_late_rows,
     find_late_rows,
-    find_refused_row,
+    find_refused_late_row,
     find_violations,
     show_late_rows,
     show_set_aside,
 )
 from .member_scan import MemberScan
 from .object_reading import make_part, open_part, open_task_store
+from .slice_reading import CutPart, select_provenance
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
 from .topic_reading import read_topic_ranges
 
@@ -103,6 +114,9 @@ class UnitAnswer:
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
         late_refused: output -> error for its first late row under ``on_late: error``.
+        dead_files: files of the dead-letter table.
+        dead_late, dead_counts: what conditions and casts stop, as `CountedRows` has it.
+        dead_refused: error for the first dead row that `on_bad` or a rule does not allow.
         error: why nothing can be sealed; the rest says nothing then.
         corrupt: keys of objects that cannot be read; the rest says nothing then.
         left: why Spark SQL has to compute the epoch; the rest says nothing then.
@@ -118,6 +132,10 @@ class UnitAnswer:
     late: LateCounts = field(default_factory=Counter)
     late_counts: SourceCounts = field(default_factory=Counter)
     late_refused: dict[str, PoisonError] = field(default_factory=dict)
+    dead_files: tuple[FileRef, ...] = ()
+    dead_late: LateCounts = field(default_factory=Counter)
+    dead_counts: SourceCounts = field(default_factory=Counter)
+    dead_refused: PoisonError | None = None
     error: TidegateError | None = None
     corrupt: tuple[str, ...] = ()
     left: str | None = None
@@ -164,7 +182,7 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
     answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
     answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
     answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
-    tables, is_whole = [], True
+    tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)
         answer.rows += rows.num_rows
@@ -175,10 +193,16 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         barrier = found.survey.barrier
         is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
         tables.append(keep_data_rows(rows))
+        judged.append(select_judged(rows))
+        refused = find_refused_row(order.spec, parts, place, found.survey, judged[-1])
+        answer.dead_refused = answer.dead_refused or refused
     # A slice that ends behind its first barrier row is planned and read again.
-    if is_whole:
+    if is_whole and answer.dead_refused is None:
         rows = pa.concat_tables(tables, promote_options="default")
-        _fold_rows(answer, order, unit, rows)
+        epoch = _judge_rows(answer, order, unit, rows)
+        _write_dead_letters(answer, order, unit, pa.concat_tables(judged), parts, epoch)
+        _write_late_rows(answer, order, epoch)
+        _fold_rows(answer, order, epoch)
 
 
 def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
@@ -186,11 +210,11 @@ def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
     return SliceSummary(index, found.survey, verdicts, found.sketch)
 
 
-def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> None:
+def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Table) -> JudgedRows:
     frame = select_data_rows(order.spec, unit.cut, rows) if rows.num_rows else None
     data, aside = apply_verdicts(frame, order.spec)
     times = [s.survey.min_time for s in answer.slices if s.survey.min_time is not None]
-    judged = JudgedRows(
+    return JudgedRows(
         order.spec,
         data,
         aside,
@@ -201,8 +225,10 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.Ta
         late_bound=TICK_MIN,  # `explain_other_rows` wants ``pass_through``
         events_frontier=order.frontier,
     )
-    _write_late_rows(answer, order, judged)
-    if data is not None:
+
+
+def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
+    if judged.data is not None:
         for name, window in order.spec.windows.items():
             joining = assign_rows_to_windows(judged, window)
             folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
@@ -215,7 +241,7 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
     found = {name: find_late_rows(judged, name) for name in order.spec.windows}
     violations = find_violations(judged)
     for output, rows in {EVENTS: violations, **found}.items():
-        refused = find_refused_row(judged, rows, output)
+        refused = find_refused_late_row(judged, rows, output)
         if refused is not None:
             answer.late_refused[output] = refused
     shown = (show_late_rows(judged, o, r) for o, r in found.items() if r is not None)
@@ -228,13 +254,43 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     if not kept.num_rows:
         return
-    key = f"{order.folders.table_prefix(LATE)}part-{answer.number:05d}-{uuid4().hex[:12]}.parquet"
+    time = order.spec.event_time_column
+    answer.late_files = _write_table(answer, order, LATE, kept, time)
+
+
+def _write_dead_letters(
+    answer: UnitAnswer,
+    order: ReadOrder,
+    unit: ReadUnit,
+    rows: pa.Table,
+    parts: list[CutPart],
+    epoch: JudgedRows,
+) -> None:
+    if not rows.num_rows:
+        return
+    frame = DuckFrame.from_table(rows)
+    counted = frame.where(IS_COUNTED).selectExpr(*CONDITION_GROUP).toArrow()
+    groups = count_groups(counted, list(CONDITION_GROUP))
+    answer.dead_late, answer.dead_counts = count_conditions(order.spec, unit.cut, groups)
+    origin = select_provenance(order.spec, unit.cut)[len(order.spec.columns) :]
+    placed = frame.selectExpr("*", *origin)
+    letters = show_dead_letters(placed, parts, epoch.provenance_columns()).toArrow()
+    answer.dead_counts += count_dead_letters(letters)
+    if letters.num_rows:
+        answer.dead_files = _write_table(answer, order, DEAD_LETTERS, letters, None)
+
+
+def _write_table(
+    answer: UnitAnswer, order: ReadOrder, table: str, rows: pa.Table, time: str | None
+) -> tuple[FileRef, ...]:
+    """Write a file of an output table; `time` as in `store_file`."""
+    name = f"part-{answer.number:05d}-{uuid4().hex[:12]}.parquet"
+    key = f"{order.folders.table_prefix(table)}{name}"
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
-        write_parquet_file(kept, path)
-        time = order.spec.event_time_column
+        write_parquet_file(rows, path)
         store = open_task_store(order.store)
-        answer.late_files = (store_file(store, path, key, f"table:{LATE}", time, {}),)
+        return (store_file(store, path, key, f"table:{table}", time, {}),)
 
 
 def encode_table(table: pa.Table) -> bytes:

@@ -131,6 +131,8 @@ def _build_pairs_query(window: WindowSpec, rows: str) -> str:
 
 
 def _build_key_expression(columns: Sequence[str]) -> str:
-    """Return SQL for one text of all key columns; null is a key like any other."""
-    parts = [f"coalesce('v' || cast({column} as varchar), 'n')" for column in columns]
-    return " || chr(31) || ".join(parts) or "''"
+    """Return SQL for one value of all key columns; null is a key like any other.
+
+    A struct, not a text: DuckDB compares its parts, so that no two keys look alike and -0.0 is 0.0.
+    """
+    return f"row({', '.join(columns) or '0'})"

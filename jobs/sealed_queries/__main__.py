@@ -32,7 +32,7 @@ def drive_job(
     ends_when_stopped: EndsWhenStoppedOption = False,
 ) -> None:
     """Drive one job until it is stopped or finished."""
-    configure_logs(json=True)
+    configure_logs(json=True, libraries=False)
     with exit_on_error():
         job = load_any_spec(spec)
         if not isinstance(job, JobSpec):

@@ -179,7 +179,6 @@ class BatchSealer:
             seconds=report.phases.get("triggerExecution"),
             interval=facts.interval,
             id=query.id,
-            sealed_at=now,
         )
         before = BatchNotes.from_manifest(head.record)
         queries = {**(before.queries if before else {}), query.name: position}

@@ -108,7 +108,7 @@ class JobLocation:
         is_there = folder.exists()
         if is_there:
             map_in_threads(folder.delete, list_uncommitted_state(folder))
-        if self.manifest is None or self.get_sealed_batch(query)[0] is None:
+        if self.manifest is None or self.get_sealed_batch(query) is None:
             return QueryObjects(store, query), None
         segments = self.manifest.segments
         restored = None if is_there else self.clear_part(query)
@@ -137,13 +137,11 @@ class JobLocation:
         self.bucket.enter(query).upload(files)
         shutil.rmtree(part)
 
-    def get_sealed_batch(self, query: str) -> tuple[int | None, int]:
-        """Return the newest sealed batch of a query, and when it was sealed; None and 0 without."""
+    def get_sealed_batch(self, query: str) -> int | None:
+        """Return the newest sealed batch of a query; None without one."""
         notes = BatchNotes.from_manifest(self.manifest)
-        if self.manifest is None or notes is None or query not in notes.queries:
-            return None, 0
-        at = notes.queries[query]
-        return at.batch, at.sealed_at or self.manifest.created_at
+        found = notes.queries.get(query) if notes else None
+        return found and found.batch
 
     def note_jvm(self, pid: int | None) -> None:
         """Note this process and its JVM, which must have ended before the next launch goes on here.
@@ -151,7 +149,7 @@ class JobLocation:
         Without a known JVM no later launch goes on in this folder.
         """
         owners = [ProcessIdentity.this_process(), ProcessIdentity.of_process(pid)] if pid else []
-        _replace_file(self.folder / _OWNERS_FILE, _OWNERS.dump_json(owners))
+        _note_owners(self.folder, owners)
 
 
 def open_location(
@@ -198,6 +196,9 @@ def open_location(
         location.folder.mkdir(parents=True)
         after = str(head.checkpoint or "nothing")
         _log.info("new_checkpoint_folder", folder=describe_location(location), after=after)
+    # Before others can find the folder; the JVM is added before it runs a query. Otherwise the next
+    # launch would take the dead owners of the launch before for those of this one.
+    _note_owners(location.folder, [ProcessIdentity.this_process()])
     launch = _Launch(
         token=token,
         timeline=head.timeline,
@@ -266,6 +267,10 @@ def _have_owners_ended(folder: Path) -> bool:
     return bool(owners)
 
 
+def _note_owners(folder: Path, owners: list[ProcessIdentity]) -> None:
+    _replace_file(folder / _OWNERS_FILE, _OWNERS.dump_json(owners))
+
+
 def _read_owners(folder: Path) -> list[ProcessIdentity]:
     return _read_file(folder / _OWNERS_FILE, _OWNERS) or []
 
@@ -286,10 +291,16 @@ def _replace_file(path: Path, data: bytes) -> None:
 
 def _delete_old_folders(home: Path) -> None:
     """Delete all but the newest folders; one of a live process stays."""
-    folders = sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else []
+    found = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+    folders = sorted(found, key=lambda path: _get_token(path.name))
     for folder in folders[: -_KEPT_FOLDERS + 1]:
         if all(owner.is_proven_dead() for owner in _read_owners(folder)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _get_token(folder: str) -> str:
+    """The end of a folder's name, which grows from launch to launch; clocks may go back."""
+    return folder.rpartition("-")[2]
 
 
 def delete_old_launches(launches: BucketFolder) -> None:
@@ -298,9 +309,8 @@ def delete_old_launches(launches: BucketFolder) -> None:
     What a store that does not answer keeps, the next launch deletes.
     """
     with contextlib.suppress(TidegateError):
-        # The end of a name is the token, which grows from launch to launch on all hosts.
         names = launches.store.list_folders(launches.prefix)
-        for name in sorted(names, key=lambda name: name.rpartition("-")[2])[: -_KEPT_FOLDERS + 1]:
+        for name in sorted(names, key=_get_token)[: -_KEPT_FOLDERS + 1]:
             launches.store.delete_folder(launches.enter(name).prefix)
 
 

@@ -13,7 +13,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -26,12 +26,13 @@ from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.manifest import Manifest
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import CopyingStore, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.driver.epoch_listeners import LaunchListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.error_classification import classify_error
-from tidegate.jobs.driver.errors import OTHER_KIND, UNEXPECTED
+from tidegate.jobs.driver.errors import JVM_LOST, OTHER_KIND, UNEXPECTED
 from tidegate.jobs.driver.pipeline_run import open_run
 from tidegate.jobs.driver.startup import (
     ALIVE_FILE,
@@ -65,6 +66,7 @@ from .errors import (
     NOT_LOCAL,
     QUERY_STARTED_TWICE,
     SCRIPT_FAILED,
+    START_STALLED,
     UNNAMED_QUERY,
     UNSEEN_QUERY,
 )
@@ -80,11 +82,14 @@ from .job_location import (
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
+    build_commit_marks,
     choose_rewind,
+    list_lineage,
     list_query_ids,
     refuse_sink_ahead,
     restore_sink,
 )
+from .stop_signals import keep_stop_handlers
 from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
@@ -96,7 +101,6 @@ _log = structlog.get_logger("tidegate.job")
 _POLL_INTERVAL = 0.2  # seconds
 _BATCH_ENDS_WITHIN = 30.0  # seconds; then a query is stopped inside its batch
 _QUERIES_END_WITHIN = 90.0  # seconds
-_FAILURE_REPORTED_WITHIN = 3.0  # seconds after the script has seen that a query failed
 _SCRIPT_ENDS_WITHIN = 20.0  # seconds after its queries; then the process ends without it
 # Prepended to `extraJavaOptions`, which the script or the site's spark-defaults.conf may set.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
@@ -133,8 +137,8 @@ def find_script(spec: JobSpec, spec_path: Path) -> Path:
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
 
-    SIGTERM and SIGINT stop it: each query between two batches, or after 30 s inside one. If the
-    script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
+    SIGTERM and SIGINT stop it, whatever handlers the script has: each query between two batches, or
+    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
     (`os._exit`).
 
     Raises:
@@ -179,6 +183,9 @@ class JobSession(LeasedSession):
         self._reports = SparkReports()
         self._sessions: list[Any] = []
         self._script_ended = threading.Event()
+        self._began = time.monotonic()
+        self._jvm: ProcessIdentity | None = None
+        self._forgotten: set[str] = set()  # queries that Spark begins anew at each start
 
     @cached_property
     def _location(self) -> JobLocation:
@@ -203,7 +210,8 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        return SealLoop(sealer, self._reports, *own)
+        rules = {"may_end": self._spec.may_end, "batch_within": self._spec.batch_within / 1e6}
+        return SealLoop(sealer, self._reports, *own, **rules)
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -223,23 +231,44 @@ class JobSession(LeasedSession):
             spec, self._slot_log, self._steps.lease, self._options.recover_to, self._require_job
         )
         self._steps.enter("wait")
+        return self._run_until_ended()
+
+    def _run_until_ended(self) -> RunOutcome:
         self._loop.start()
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
+        failure: Exception | None = None
+        hooks = install_hooks(self._choose_settings, self._adopt_session, self._start_query)
         try:
-            with install_hooks(self._prepare_builder, self._adopt_session, self._start_query):
+            with keep_stop_handlers(), hooks:
                 self._run_script()
                 self._wait_for_queries()
-        except KeyboardInterrupt:  # PySpark has its own handler of Ctrl-C
+        except KeyboardInterrupt:
             self._stop.set()
+        except Exception as error:
+            failure = error
         finally:
             self._script_ended.set()
             self._stop_queries()
             self._loop.close()
+        return self._judge_end(failure)
+
+    def _judge_end(self, failure: Exception | None) -> RunOutcome:
+        """Return how the job ended, or raise what ended it; the first reason that holds counts.
+
+        What ends the queries often ends the script as well, with an error or an exit code of its
+        own. So what this process and Spark know comes first.
+
+        Args:
+            failure: how the script ended; None if it returned, or ended with 0.
+        """
         if self._loop.error is not None:
             raise self._loop.error
         if self._stop.is_set():
             return RunOutcome("stopped", "a signal or a request asked for it")
+        self._loop.require_no_failure()
+        if failure is not None:
+            raise failure
         self._loop.require_ends()
         return RunOutcome("finished", "the script and its queries have ended")
 
@@ -251,17 +280,6 @@ class JobSession(LeasedSession):
             except SystemExit as end:
                 if end.code not in (None, 0):
                     raise self._fail(f"the script ended with {end.code!r}") from end
-            except Exception as error:
-                # What ended the queries also ends the script: their error says more.
-                if not self._is_ending(error):
-                    raise
-
-    def _is_ending(self, error: Exception) -> bool:
-        """Whether the job ends for another reason; Spark reports a failed query a moment later."""
-        from pyspark.errors import StreamingQueryException
-
-        wait = _FAILURE_REPORTED_WITHIN if isinstance(error, StreamingQueryException) else 0.0
-        return self._stop.wait(wait)
 
     def _wait_for_queries(self) -> None:
         """Wait for the queries that the script has left running.
@@ -271,17 +289,19 @@ class JobSession(LeasedSession):
         """
         while not self._stop.is_set() and self._list_active():
             time.sleep(_POLL_INTERVAL)
-        started = self._loop.queries
-        missing = sorted(set(self._spec.queries) - set(started))
-        if not self._stop.is_set() and (missing or not started):
-            names = ", ".join(missing) or "with a name"
-            raise NO_QUERY(pipeline=self._spec.name, app=self._spec.app, queries=names)
+        missing = self._list_missing_queries()
+        if missing and not self._stop.is_set():
+            raise NO_QUERY(pipeline=self._spec.name, app=self._spec.app, queries=missing)
 
     def _watch(self) -> None:
         """In a thread: end the script when the job should end."""
         while not self._stop.wait(_POLL_INTERVAL):
+            if self._script_ended.is_set():
+                return  # how it ended is judged in the main thread
             self._loop.check_queries()
             self._refuse_unseen_queries()
+            self._refuse_stalled_start()
+            self._refuse_lost_jvm()
         self._status.set_state("draining", error=self._loop.error)
         # In a thread: Spark waits without an end for a batch that does not react.
         stopping = threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True)
@@ -293,8 +313,27 @@ class JobSession(LeasedSession):
     def _refuse_unseen_queries(self) -> None:
         """End the job if a query that should be sealed was started past the hooks."""
         for name in self._reports.list_started():
-            if self._spec.seals(name) and name not in self._loop.queries:
+            if self._spec.seals(name) and name not in self._forgotten.union(self._loop.queries):
                 self._loop.fail(UNSEEN_QUERY(pipeline=self._spec.name, query=name))
+
+    def _refuse_stalled_start(self) -> None:
+        """End the job if the script takes too long to start the queries of the spec, or any."""
+        missing, seconds = self._list_missing_queries(), time.monotonic() - self._began
+        if missing and seconds > self._spec.start_within / 1e6:
+            names = {"queries": missing, "seconds": seconds}
+            self._loop.fail(START_STALLED(pipeline=self._spec.name, **names))
+
+    def _refuse_lost_jvm(self) -> None:
+        """End the job if its JVM is gone, also if the script does not notice."""
+        if self._jvm is not None and self._jvm.is_proven_dead():
+            text = "its process has ended"
+            self._loop.fail(JVM_LOST(pipeline=self._spec.name, what="JVM", text=text))
+
+    def _list_missing_queries(self) -> str:
+        """Name the queries that should have been started and were not; empty without one."""
+        started = self._forgotten.union(self._loop.queries)
+        missing = sorted(set(self._spec.queries) - started)
+        return ", ".join(missing) or ("" if started else "with a name")
 
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
@@ -332,17 +371,21 @@ class JobSession(LeasedSession):
         if BatchNotes.from_manifest(manifest) is None:
             raise OTHER_KIND(pipeline=self._spec.name, found="pipeline", given="job")
 
-    def _prepare_builder(self, builder: Any) -> None:
-        builder.config("spark.master", builder._options.get("spark.master", _find_master()))
-        for key, value in self._spec.conf.items():
-            builder.config(key, value)
-        self._refuse_other_master(builder._options["spark.master"])
+    def _choose_settings(self, given: Mapping[str, Any]) -> dict[str, str]:
+        """Return the settings of a session or a context that replace those of the script."""
+        chosen = dict(self._spec.conf)
+        settings = {**given, **chosen}
+        if "spark.remote" in settings or os.environ.get("SPARK_REMOTE"):
+            raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
+        # Without one Spark takes that of spark-submit, of spark-defaults.conf, or this host.
+        if (master := settings.get("spark.master")) is not None:
+            self._refuse_other_master(master)
         if self._location.bucket is not None and not is_submitted():
-            for key, value in add_bucket_jars(builder._options).items():
-                builder.config(key, value)
-        given, ours = builder._options.get(_JVM_OPTIONS, ""), build_archive_options()
-        if ours not in given:  # a script may ask for its session several times
-            builder.config(_JVM_OPTIONS, f"{ours} {given}".strip())
+            chosen |= add_bucket_jars(settings)
+        jvm_options, ours = settings.get(_JVM_OPTIONS, ""), build_archive_options()
+        if ours not in jvm_options:  # a script may ask for its session several times
+            chosen[_JVM_OPTIONS] = f"{ours} {jvm_options}".strip()
+        return chosen
 
     def _refuse_other_master(self, master: str) -> bool:
         """Refuse executors elsewhere unless they can reach the checkpoint; False if they can."""
@@ -363,7 +406,9 @@ class JobSession(LeasedSession):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
         is_local = self._refuse_other_master(session.sparkContext.master)
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
-        self._location.note_jvm(get_jvm_pid(session) if is_local else None)
+        pid = get_jvm_pid(session)
+        self._location.note_jvm(pid if is_local else None)
+        self._jvm = ProcessIdentity.of_process(pid) if pid else None
         session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")
@@ -378,11 +423,18 @@ class JobSession(LeasedSession):
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
         if name is None and not spec.queries:
-            raise UNNAMED_QUERY(pipeline=spec.name)
+            if spec.name in self._loop.queries:
+                raise UNNAMED_QUERY(pipeline=spec.name)
+            name = facts.name = spec.name
         if name is None or not spec.seals(name):
             return None
+        if facts.is_forgotten():
+            _log.warning("query_not_sealed", query=name, why="its sink forgets with the process")
+            self._forgotten.add(name)
+            return None
         self._refuse_bad_query(name, facts)
-        folder, (batch, sealed_at) = location.get_folder(name), location.get_sealed_batch(name)
+        folder, batch = location.get_folder(name), location.get_sealed_batch(name)
+        head = self._slot_log.head()
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -391,7 +443,8 @@ class JobSession(LeasedSession):
             sealed = restored or location.folder / name
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
-            point = SealedPoint(spec.name, ids, batch, sealed_at, notice)
+            lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
+            point = SealedPoint(spec.name, ids, batch, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -405,6 +458,7 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
+        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
@@ -454,16 +508,6 @@ class JobSession(LeasedSession):
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])
-
-
-def _find_master() -> str:
-    """The master of a script that names none: that of spark-submit, or this host."""
-    if not is_submitted():
-        return "local[*]"
-    from pyspark import SparkConf, SparkContext
-
-    SparkContext._ensure_initialized()  # the JVM of spark-submit knows it
-    return SparkConf().get("spark.master", "local[*]")
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import structlog
 
@@ -27,7 +28,14 @@ from .checkpoint_files import (
     find_running_batch,
     list_committed_batches,
 )
-from .errors import BATCH_STALLED, BUCKET_AWAY, SCRIPT_FAILED, SINK_RACED, SLOT_TAKEN
+from .errors import (
+    BATCH_STALLED,
+    BUCKET_AWAY,
+    QUERY_ENDED,
+    SCRIPT_FAILED,
+    SINK_RACED,
+    SLOT_TAKEN,
+)
 
 _LOOK_EVERY = 0.2  # seconds
 _REQUESTS_EVERY = 1.0  # seconds; each look costs a LIST
@@ -43,6 +51,7 @@ _BUCKET_AWAY = re.compile(
     r"|fs\.s3a\.HttpChannelEOFException"
     r"|awssdk\.\S+: Unable to execute HTTP request"
 )
+_TRIGGERS_THAT_END = ("availableNow", "once")
 _RETRY_AFTER = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
 
@@ -61,6 +70,7 @@ class SparkReports:
     Attributes:
         latest: query -> its newest report, as JSON.
         failures: query -> the error that ended it.
+        ends: the queries that have ended without an error.
         ended: number of batches that have ended, of all queries.
         arrived: set by each report about a batch or the end of a query.
     """
@@ -70,12 +80,18 @@ class SparkReports:
         self._batches: dict[tuple[str, int], dict[str, Any]] = {}
         self.latest: dict[str, dict[str, Any]] = {}
         self.failures: dict[str, str] = {}
+        self.ends: set[str] = set()
+        self._turns: Counter[str] = Counter()
         self.ended = 0
         self.arrived = threading.Event()
 
     def list_started(self) -> list[str]:
         """Return the names of the queries that have started; empty for a query without a name."""
         return list(self._names.values())
+
+    def count_turns(self, query: str) -> int:
+        """Count how often a trigger of a query has ended, with a batch or with nothing to do."""
+        return self._turns[query]
 
     def find(self, query: str, batch: int) -> BatchReport | None:
         """Return the report of a batch; None if it has not come, or was forgotten."""
@@ -105,22 +121,34 @@ class SparkReports:
         while len(self._batches) > _MOST_REPORTS:  # of queries that are not sealed
             self._batches.pop(next(iter(self._batches)))
         self.ended += 1
+        self._turns[name] += 1
         self.arrived.set()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Note nothing."""
+        """Note that a trigger has found nothing to do."""
+        self._turns[self._names.get(event.runId().toString(), "")] += 1
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
         """Note the end, with or without an error."""
         run, error = event.runId().toString(), event.exception()
+        name = self._names.get(run, run)
         if error.isDefined():
-            self.failures[self._names.get(run, run)] = error.get()
+            self.failures[name] = error.get()
+        else:
+            self.ends.add(name)
         self.arrived.set()
 
     class Java:
         """Read by Py4J."""
 
         implements: ClassVar = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
+
+
+class _Work(NamedTuple):
+    """What a query is doing, as far as Spark shows it."""
+
+    batch: int | None  # the planned one
+    turns: int  # triggers that have ended
 
 
 @dataclass(eq=False, repr=False)
@@ -136,6 +164,9 @@ class SealLoop:
         status: says when the store is away.
         stop: set when the job should end; also set here on a request or an error.
         on_idle: called while no batch runs.
+        may_end: a query without an end of its own may end before the job.
+        batch_within: seconds that a query may take from the start of its trigger to the end of a
+            batch, or to the answer that there is nothing to do.
 
     Attributes:
         error: what ended the job; None while nothing has.
@@ -148,13 +179,15 @@ class SealLoop:
     _status: StatusReporter
     _stop: threading.Event
     _on_idle: Callable[[], None] = lambda: None
+    may_end: bool = False
+    batch_within: float = STEP_DEADLINES["move"]
 
     def __post_init__(self) -> None:
         self._slot_log = self._sealer.log
         self._requests = RequestQueue(self._slot_log.store, self._slot_log.pipeline)
         self._requests_read_at = 0.0
-        # query -> the batch that runs, and since when this loop has seen it
-        self._running: dict[str, tuple[int | None, float]] = {}
+        # query -> what it was doing, and since when this loop has seen it so
+        self._doing: dict[str, tuple[_Work, float]] = {}
         self.queries: dict[str, SealedQuery] = {}
         self.error: TidegateError | None = None
         self._closing = threading.Event()
@@ -231,7 +264,7 @@ class SealLoop:
         if reported or now >= self._looked_at + pause:
             self._looked_at = 0.0  # an error is followed by another look
             self.seal_committed()
-            self._refuse_stalled_batch()
+            self._refuse_stalled_query()
             self._looked_at = now
         self._steps.enter("wait")
         if self._status.state == "waiting":
@@ -242,19 +275,18 @@ class SealLoop:
                 self._answer(request)
         return False
 
-    def _refuse_stalled_batch(self) -> None:
-        """End the job if a batch takes longer than an epoch of a pipeline may."""
+    def _refuse_stalled_query(self) -> None:
+        """End the job if a query works for too long without a batch that ends."""
         idle = True
         for name, query in list(self.queries.items()):
-            batch, now = find_running_batch(query.folder), time.monotonic()
-            if (known := self._running.get(name)) is None or known[0] != batch:
-                self._running[name] = (batch, now)
-            elif batch is not None and now - known[1] > STEP_DEADLINES["move"]:
+            now, batch = time.monotonic(), find_running_batch(query.folder)
+            work = _Work(batch, self._reports.count_turns(name))
+            before, since = self._doing.get(name, (None, now))
+            if work != before or (batch is None and not _is_trigger_active(query.facts.query)):
+                self._doing[name] = (work, now)
+            elif now - since > self.batch_within:
                 raise BATCH_STALLED(
-                    pipeline=self._slot_log.pipeline,
-                    query=name,
-                    batch=batch,
-                    seconds=now - known[1],
+                    pipeline=self._slot_log.pipeline, query=name, seconds=now - since
                 )
             idle = idle and batch is None
         if idle:
@@ -293,38 +325,65 @@ class SealLoop:
         self._stop.set()
 
     def check_queries(self) -> None:
-        """End the job if a sealed query has failed, also if the script does not look."""
-        for name, text in list(self._reports.failures.items()):
-            entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
-            if name in self.queries:
-                entry = SINK_RACED if _LOST_RACE in text else entry
-                self.fail(
-                    entry(
-                        pipeline=self._slot_log.pipeline,
-                        query=name,
-                        what=f"query {name}",
-                        text=extract_cause(RuntimeError(text)),
-                    )
-                )
+        """End the job if a sealed query has ended that should not, also if no script looks.
 
-    def require_ends(self) -> None:
-        """Make sure that each query that was started has ended, and without an error.
+        Either it has failed, or it has no end of its own and no one has asked the job to stop.
+        """
+        for name in self._reports.failures.keys() & self.queries.keys():
+            self.fail(self._explain_failure(name, self._reports.failures[name]))
+        for name in self._reports.ends & self.queries.keys():
+            # A stop is noted before it reaches a query.
+            if not self._stop.is_set() and self._has_no_end(self.queries[name]):
+                self.fail(QUERY_ENDED(pipeline=self._slot_log.pipeline, query=name))
 
-        Spark itself is asked. A script may pass over the error of a query, and a JVM that was
-        killed has no active query either.
+    def _explain_failure(self, name: str, text: str) -> TidegateError:
+        entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
+        entry = SINK_RACED if _LOST_RACE in text else entry
+        cause = extract_cause(RuntimeError(text))
+        error: TidegateError = entry(
+            pipeline=self._slot_log.pipeline, query=name, what=f"query {name}", text=cause
+        )
+        return error
+
+    def _has_no_end(self, query: SealedQuery) -> bool:
+        return not self.may_end and query.facts.trigger not in _TRIGGERS_THAT_END
+
+    def require_no_failure(self) -> None:
+        """Make sure that no query that was started has failed.
+
+        Spark itself is asked. A script may pass over the error of a query, and Spark's report of it
+        comes a little later.
 
         Raises:
             PoisonError: a query has failed, or as in `check_queries`.
             Py4JError: the JVM does not answer.
         """
-        for name, query in self.queries.items():
-            started = query.facts.query
-            error = None if started is None else started.exception()
+        for name, started in self._list_started():
+            error = started.exception()
             if error is not None:
                 self._reports.failures.setdefault(name, str(error))
         self.check_queries()
         if self.error is not None:
             raise self.error
+
+    def require_ends(self) -> None:
+        """Make sure that each query that was started has come to an end of its own.
+
+        A JVM that was killed has no active query either, so Spark itself is asked.
+
+        Raises:
+            PoisonError, Py4JError: as in `require_no_failure`; or a query has ended early.
+        """
+        self.require_no_failure()
+        self._reports.ends |= {name for name, _ in self._list_started()}
+        self.check_queries()
+        if self.error is not None:
+            raise self.error
+
+    def _list_started(self) -> list[tuple[str, Any]]:
+        """List the queries that have started; the script may have caught the error of a start."""
+        known = ((name, one.facts.query) for name, one in self.queries.items())
+        return [(name, started) for name, started in known if started is not None]
 
     def _answer(self, request: DriverRequest) -> None:
         refusal = request.refusal_outcome(self._steps.lease.token, SYSTEM_CLOCK.wall_ticks())
@@ -343,6 +402,14 @@ class SealLoop:
 def is_bucket_away(text: str) -> bool:
     """Return whether an error of Spark says that a bucket did not answer S3A."""
     return _BUCKET_AWAY.search(text) is not None
+
+
+def _is_trigger_active(query: Any) -> bool:
+    """Return whether a query works; False if it has ended, or its JVM does not answer."""
+    try:
+        return query is not None and bool(query.status["isTriggerActive"])
+    except Exception:  # py4j raises what a JVM that ends gives it
+        return False
 
 
 def find_watermark_holder(query: Any) -> str | None:

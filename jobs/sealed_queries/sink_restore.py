@@ -3,13 +3,14 @@
 A file sink follows its log, and other sinks a callback of the script. An Iceberg or Delta table
 goes back in one commit. Both kinds of table note in each commit which query wrote it and which
 batch it was: Iceberg in the summary of a snapshot, Delta in the parameters of a version. A query
-keeps its id in its checkpoint, so copies of the checkpoint have the same one. The table goes back
-to the newest commit of the batch that was made before the batch was sealed; a batch of an older
-timeline may have the same number.
+keeps its id in its checkpoint, so copies of the checkpoint have the same one. A batch of another
+timeline may have the same number, so each commit also notes the timeline and the launch: an option
+of the writer, which both formats store. No clock decides.
 
 Iceberg is called in the script's own JVM, with the catalog that the script has configured.
 """
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from tidegate.checkpoints.batch_notes import BatchNotes, SinkRewind
-from tidegate.checkpoints.manifest import Manifest
-from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.batch_notes import BatchNotes, SinkPlan, SinkRewind
+from tidegate.checkpoints.manifest import ForkRecord, Manifest
+from tidegate.checkpoints.slot_log import LogHead, SlotLog
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.job import find_restore_callback
 from tidegate.jobs.sinks.kafka_sink import (
@@ -44,6 +45,8 @@ _KEEP_NOTHING = {"console", "memory", "noop"}
 _QUERY = "spark.sql.streaming.queryId"
 _BATCH = "spark.sql.streaming.epochId"
 _OURS = "tidegate.rollback"  # in a commit that deletes all rows: the query
+_LAUNCH = "tidegate.launch"  # in a commit of the query: the timeline and the token of the lease
+_LAUNCH_MARK = re.compile(rf"{re.escape(_LAUNCH)}=t(\d+)-(\d+)")
 _ICEBERG = "org.apache.iceberg."
 # Commits that change no row, so that nothing is lost if they are taken back.
 _ROWLESS = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
@@ -57,15 +60,24 @@ class SealedPoint:
         pipeline: name of the job.
         queries: ids that the query has had, the present one included.
         batch: the last batch that stays; None: none.
-        before: ticks; the batch was sealed by then.
+        lineage: timelines that lead there, each with the last batch of the query that counts.
         notice: what announces the restore to the readers of a topic.
     """
 
     pipeline: str
     queries: frozenset[str]
     batch: int | None
-    before: int
+    lineage: Mapping[int, int] = field(default_factory=dict)
     notice: JsonObject = field(default_factory=dict)
+
+    def is_kept(self, commit: "TableCommit") -> bool:
+        """Return whether a commit of the query belongs to what stays."""
+        if commit.query not in self.queries or self.batch is None:
+            return False
+        last = self.batch
+        if commit.launch is not None:  # those of older versions, or of the script before, have none
+            last = min(last, self.lineage.get(commit.launch[0], -1))
+        return commit.batch <= last
 
 
 def find_local_folder(address: str) -> Path | None:
@@ -179,16 +191,64 @@ def list_query_ids(log: SlotLog, sealed: Manifest | None, query: str) -> frozens
         sealed: the batch from which the job goes on; None before the first.
         query: its name.
     """
-    ends = [sealed]
-    # A fork in the first slot leaves a timeline without a batch.
-    for fork in (fork for fork in log.list_forks() if fork.slot > 1):
+    ends, forks = [sealed], log.list_forks()
+    owed = {one.id for fork in forks for one in _read_debts(fork) if one.query == query}
+    # Forks of older versions do not say what they owe. One in the first slot leaves a timeline
+    # without a batch.
+    for fork in (fork for fork in forks if fork.slot > 1 and not fork.sinks):
         filled = log.read_slot(fork.timeline, fork.slot - 1)
         if filled is not None and isinstance(filled.record, Manifest):
             ends.append(filled.record)
     found = (BatchNotes.from_manifest(end) for end in ends)
-    return frozenset(
+    return frozenset(owed) | {
         notes.queries[query].id or "" for notes in found if notes and query in notes.queries
-    )
+    }
+
+
+def _read_debts(fork: ForkRecord) -> list[SinkPlan]:
+    return [SinkPlan.model_validate(one) for one in fork.sinks]
+
+
+def list_lineage(log: SlotLog, head: LogHead, query: str, batch: int) -> dict[int, int]:
+    """Return the timelines that lead to the head, each with the last batch of a query that counts.
+
+    Args:
+        log: of the job.
+        head: of it.
+        query: its name.
+        batch: its newest sealed batch.
+    """
+    forks, last = log.list_forks(), dict[int, int]()
+    lineage = log.lineage(head.timeline)
+    for segment, after in zip(lineage, (*lineage[1:], None), strict=True):
+        # The fork that opened the next timeline says where the query was when it parted.
+        debts = _read_debts(forks[after.timeline - 1]) if after else []
+        ends = [-1 if one.batch is None else one.batch for one in debts if one.query == query]
+        last[segment.timeline] = min([batch, *ends])
+    return last
+
+
+def build_commit_marks(facts: WriterFacts, timeline: int, token: int) -> dict[str, str]:
+    """Return the options of a writer that let its table note the launch in each commit.
+
+    Empty for other sinks, and for a Delta table whose commits carry the script's own note.
+
+    Args:
+        facts: of the query.
+        timeline: of the head from which the launch goes on.
+        token: of its lease.
+    """
+    launch = f"t{timeline}-{token:06d}"
+    if not can_roll_back(facts):
+        return {}
+    if facts.format != "delta":
+        return {f"snapshot-property.{_LAUNCH}": launch}
+    return {} if facts.note else {"userMetadata": f"{_LAUNCH}={launch}"}
+
+
+def _read_launch(text: str | None) -> tuple[int, int] | None:
+    found = _LAUNCH_MARK.fullmatch(text or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:
@@ -226,17 +286,17 @@ class TableCommit:
 
     Attributes:
         id: of the snapshot, or the version.
-        at: milliseconds since 1970.
         query: the id of the query that made it; None for another writer.
         batch: of the query; -1 for another writer.
         operation: what the table calls it.
+        launch: timeline and token of the launch; None if the commit does not say.
     """
 
     id: int
-    at: int
     query: str | None = None
     batch: int = -1
     operation: str = ""
+    launch: tuple[int, int] | None = None
 
 
 def can_roll_back(facts: WriterFacts) -> bool:
@@ -281,19 +341,20 @@ def choose_commit(
         point: where the query should be.
 
     Raises:
-        LookupError: the table does not keep the commit.
+        LookupError: the table does not keep the commit, or several that may be it.
     """
     if point.batch is not None:
-        found = [
-            one
-            for one in known
-            if one.query in point.queries
-            and one.batch <= point.batch
-            and one.at * 1000 <= point.before
-        ]
+        found = [one for one in known if point.is_kept(one)]
         if not found:
             raise LookupError(f"no commit of batch {point.batch} or before")
-        return max(found, key=lambda one: (one.batch, one.at))
+        newest = max((one.batch, one.launch or (-1, -1)) for one in found)
+        same = [one for one in found if (one.batch, one.launch or (-1, -1)) == newest]
+        if len(same) > 1:
+            numbers = ", ".join(str(one.id) for one in same)
+            raise LookupError(
+                f"several commits of batch {newest[0]} of unknown launches: {numbers}"
+            )
+        return same[0]
     own = [number for number, one in enumerate(line) if one.query in point.queries]
     if not own:
         return line[-1] if line else None
@@ -340,7 +401,8 @@ def _read_snapshot(snapshot: Any) -> TableCommit:
     batch = int(summary.get(_BATCH, -1))
     query = summary.get(_QUERY)
     operation = "RESTORE" if _OURS in summary else snapshot.operation()
-    return TableCommit(snapshot.snapshotId(), snapshot.timestampMillis(), query, batch, operation)
+    launch = _read_launch(f"{_LAUNCH}={summary.get(_LAUNCH)}")
+    return TableCommit(snapshot.snapshotId(), query, batch, operation, launch)
 
 
 def _load_iceberg(facts: WriterFacts) -> Any:
@@ -385,4 +447,5 @@ def _read_version(info: dict[str, Any]) -> TableCommit:
     given = info.get("operationParameters") or {}
     query, batch = given.get("queryId"), int(given.get("epochId", -1))
     operation = "RESTORE" if _OURS in info else info["operation"]
-    return TableCommit(info["version"], info["timestamp"], query, batch, operation)
+    launch = _read_launch(info.get("userMetadata"))
+    return TableCommit(info["version"], query, batch, operation, launch)

@@ -7,13 +7,14 @@ queries that are started in Scala or Java are not seen.
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 _LOCATION = "checkpointlocation"
-_OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic"}  # of a writer -> fact
+# Option of a writer -> fact.
+_OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic", "usermetadata": "note"}
 _WRITER = "_tidegate_facts"  # attribute of a `DataStreamWriter`
 _NOT_BY_V2 = "spark.sql.streaming.disabledV2MicroBatchReaders"
 # Spark reads no unit above a week in a trigger, as months differ in length.
@@ -45,8 +46,11 @@ class WriterFacts:
         session: PySpark's.
         location: of the script's own checkpoint.
         trigger: the kind of the trigger, such as "availableNow"; None for the default.
+        mode: of the output; None for Spark's default, "append".
         interval: of a trigger by processing time, in seconds; None if it has none.
         query: PySpark's; None until it has started.
+        note: what the commits of a Delta table should say, by the script.
+        marks: options that the writer gets besides, once it is known where the query goes on.
     """
 
     name: str | None = None
@@ -54,12 +58,15 @@ class WriterFacts:
     path: str | None = None
     location: str | None = None
     trigger: str | None = None
+    mode: str | None = None
     interval: float | None = None
     table: str | None = None
     session: Any = None
     query: Any = None
     topic: str | None = None
     kafka: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None
+    marks: dict[str, str] = field(default_factory=dict)
 
     def note_options(self, /, **options: Any) -> None:
         """Note the options that matter here; Spark ignores the case of their names."""
@@ -73,6 +80,10 @@ class WriterFacts:
         """Return the format of the sink; Spark's default if the script has named none."""
         return self.format or "parquet"
 
+    def is_forgotten(self) -> bool:
+        """Return whether Spark lets the query begin anew at each start, without a checkpoint."""
+        return self.get_format() == "memory" and (self.mode or "append").lower() != "complete"
+
     def find_topic(self) -> str | None:
         """Return the address of the one topic that a Kafka sink writes; None for other sinks."""
         if self.format != "kafka" or self.topic is None:
@@ -83,20 +94,24 @@ class WriterFacts:
 
 @contextmanager
 def install_hooks(
-    prepare: Callable[[Any], None],
+    choose_settings: Callable[[Mapping[str, str]], Mapping[str, str]],
     on_session: Callable[[Any], None],
     on_start: Callable[[WriterFacts], str | None],
+    secrets: Collection[str] = (),
 ) -> Iterator[None]:
     """Replace methods of PySpark, in the whole process, until the block ends.
 
     Errors of the callbacks pass to the script.
 
     Args:
-        prepare: called with each builder of a session before it makes or finds the session.
+        choose_settings: called with the settings of each builder of a session, and of each context,
+            before it makes or finds one; returns those that replace them.
         on_session: called with each session that a builder gives, and that a query starts in.
         on_start: called before a query starts; returns the checkpoint location that the query
-            gets, or None to leave it alone.
+            gets, or None to leave it alone. It may give a query without a name one.
+        secrets: names of settings that reach the JVM past the arguments of its process.
     """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -104,7 +119,8 @@ def install_hooks(
 
     def get_or_create(builder: Any) -> Any:
         """Make or find the session."""
-        prepare(builder)
+        for key, value in choose_settings(builder._options).items():
+            builder.config(key, value)
         session = build(builder)
         on_session(session)
         return session
@@ -116,6 +132,8 @@ def install_hooks(
 
     with patches:
         replace_method(SparkSession.Builder, "getOrCreate", get_or_create)
+        hooked = _make_context_hook(SparkContext.__init__, choose_settings, secrets)
+        replace_method(SparkContext, "__init__", hooked)
         for name, note in _NOTES.items():
             hooked = _note_call(getattr(DataStreamWriter, name), note)
             replace_method(DataStreamWriter, name, hooked)
@@ -158,6 +176,10 @@ def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
     facts.interval = _parse_interval(kinds.get("processingTime") or "")
 
 
+def _note_mode(facts: WriterFacts, outputMode: str) -> None:  # noqa: N803 - Spark's name
+    facts.mode = outputMode
+
+
 def _parse_interval(text: str) -> float | None:
     """Return the seconds of an interval as Spark writes it, such as ``1 minute 30 seconds``."""
     found = _INTERVAL_PART.findall(text.lower())
@@ -174,6 +196,7 @@ _NOTES: dict[str, Callable[..., None]] = {
     "foreach": _note_foreach,
     "foreachBatch": _note_foreach,
     "trigger": _note_trigger,
+    "outputMode": _note_mode,
     "option": _note_option,
     "options": WriterFacts.note_options,
 }
@@ -188,6 +211,36 @@ def _note_call(method: Callable[..., Any], note: Callable[..., None]) -> Callabl
         return result
 
     return call
+
+
+def _make_context_hook(
+    method: Callable[..., None],
+    choose_settings: Callable[[Mapping[str, str]], Mapping[str, str]],
+    secrets: Collection[str],
+) -> Callable[..., None]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def make_context(context: Any, *args: Any, **kwargs: Any) -> None:
+        """Make the context with the settings that `choose_settings` wants."""
+        from pyspark import SparkConf, SparkContext
+
+        call = signature.bind(context, *args, **kwargs)
+        given = call.arguments
+        conf = given["conf"] = given.get("conf") or SparkConf()
+        # Spark lets these two arguments win against its settings.
+        for argument, key in (("master", "spark.master"), ("appName", "spark.app.name")):
+            if value := given.pop(argument, None):
+                conf.set(key, value)
+        for key, value in choose_settings(dict(conf.getAll())).items():
+            conf.set(key, value)
+        if secrets:
+            shown = [pair for pair in conf.getAll() if pair[0] not in secrets]
+            # What the JVM is launched with is in the arguments of its process.
+            SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
+        method(*call.args, **call.kwargs)
+
+    return make_context
 
 
 def _make_start_hook(
@@ -207,17 +260,21 @@ def _make_start_hook(
         facts.note_options(**options)
         facts.name = given.get("queryName") or facts.name
         facts.format = given.get("format") or facts.format
+        facts.mode = given.get("outputMode") or facts.mode
         facts.session = writer._spark
         if kind == "toTable":
             facts.format, facts.table = facts.format or "table", given["tableName"]
         else:
             facts.path = given.get("path") or facts.path
         on_session(writer._spark)  # one of `newSession` comes from no builder
-        location = on_start(facts)
+        unnamed, location = facts.name is None, on_start(facts)
+        if unnamed and facts.name is not None:
+            writer.queryName(facts.name)
         if location is not None:
             kept = {key: one for key, one in options.items() if key.lower() != _LOCATION}
             given["options"] = kept
-            writer.option("checkpointLocation", location)
+            for key, value in {"checkpointLocation": location, **facts.marks}.items():
+                writer.option(key, value)
         facts.query = method(*call.args, **call.kwargs)
         return facts.query
 

@@ -9,7 +9,6 @@ See `docs/decisions/0050-sinks-keep-their-own-ledger.md`.
 """
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.errors import ErrorDefinition, PoisonError, TidegateError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.spec.source_options import resolve_address
 from tidegate.json_types import JsonObject
 
 from .errors import (
@@ -31,7 +31,6 @@ from .errors import (
     EPOCH_RETIRED,
     LEDGER_MOVED,
     NO_CLIENT_LIBRARY,
-    NO_VARIABLE,
     SINK_FENCED,
     SINK_OF_OTHER_PIPELINE,
     LedgerMovedError,
@@ -65,21 +64,13 @@ def read_stored_position(store: Store, pipeline: str, sink: str) -> StoredPositi
     return read_document(store, BucketLayout(pipeline).sink_position_key(sink), StoredPosition)[0]
 
 
-def expand_variables(text: str, sink: str) -> str:
-    """Replace ``${NAME}`` by environment variables; `sink` is named in the error.
+def resolve_sink_address(sink: str, field: str, address: str) -> str:
+    """Replace the variables of the environment in an address of a sink.
 
     Raises:
         ConfigurationError: one of them is not set.
     """
-
-    def read_variable(match: re.Match[str]) -> str:
-        """Return the value of the variable that was matched."""
-        value = os.environ.get(match[1])
-        if value is None:
-            raise NO_VARIABLE(sink=sink, variable=match[1])
-        return value
-
-    return re.sub(r"\$\{(\w+)\}", read_variable, text)
+    return resolve_address(f"sinks.{sink}.{field}", address, os.environ)
 
 
 @dataclass(eq=False, repr=False)  # options may have passwords

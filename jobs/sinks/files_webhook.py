@@ -24,7 +24,7 @@ from tidegate.jobs.engine.arrow_tables import encode_parquet
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
 from tidegate.json_types import JsonObject
 
-from .base_follower import SlotFollower, expand_variables
+from .base_follower import SlotFollower, resolve_sink_address
 from .errors import SINK_UNAVAILABLE, WEBHOOK_REFUSED
 from .lineage_position import CurrentLineage, FollowerPosition
 from .published_tables import to_json_lines
@@ -77,7 +77,7 @@ class FilesSink(AtLeastOnceSink):
     _folder = ""  # prefix of the keys in the target
 
     def _set_up(self) -> None:
-        path = expand_variables(self.given.path, self.name)
+        path = resolve_sink_address(self.name, "path", self.given.path)
         if "://" in path or Path(path).is_absolute():
             self._target = open_store(path)
         else:
@@ -158,7 +158,7 @@ class WebhookSink(AtLeastOnceSink):
         try:
             answer = self._client.request(
                 "POST",
-                expand_variables(self.given.url, self.name),
+                resolve_sink_address(self.name, "url", self.given.url),
                 body=json.dumps(body).encode(),
                 headers={"Content-Type": "application/json", "Idempotency-Key": key},
                 timeout=self.given.timeout / 1e6,

@@ -27,7 +27,7 @@ from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
 from tidegate.jobs.spec.operations import PostgresSinkSpec
 
-from .base_follower import SlotFollower, expand_variables, import_client_library
+from .base_follower import SlotFollower, import_client_library, resolve_sink_address
 from .errors import (
     LEDGER_MOVED,
     SINK_MISFIT,
@@ -301,7 +301,7 @@ class PostgresSink(SlotFollower):
         try:
             with (
                 psycopg.connect(
-                    expand_variables(self.given.url, self.name), **_CONNECT_OPTIONS
+                    resolve_sink_address(self.name, "url", self.given.url), **_CONNECT_OPTIONS
                 ) as connection,
                 connection.cursor() as cursor,
             ):

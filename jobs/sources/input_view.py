@@ -73,7 +73,7 @@ class InputView:
         sources = {name: s for name, s in spec.sources.items() if s.kind == "objects"}
         self._folders = {name: resolve_source_folder(name, s) for name, s in sources.items()}
         self._other_stores = {
-            self._folders[name]: open_store(source.path)
+            self._folders[name]: open_store(source.path, read_only=True)
             for name, source in sources.items()
             if _has_own_address(source)
         }

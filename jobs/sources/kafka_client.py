@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import TidegateError
 from tidegate.jobs.spec.source_options import KafkaOptions
+from tidegate.time_units import TICK_MAX
 
 from .errors import (
     CHANGED_WHILE_READ,
@@ -37,7 +38,10 @@ MESSAGE_SCHEMA: Final = pa.schema(
         "timestamp": pa.timestamp("us", "UTC"),
     }
 )
-"""Columns of the batches that `RangeReader.read_ranges` yields."""
+"""Columns of the batches that `RangeReader.read_ranges` yields.
+
+`timestamp` is null unless a column takes it, and where no column can hold it.
+"""
 
 _SAME_NAMES = frozenset(
     {
@@ -127,6 +131,7 @@ class ClientTopicOffsets:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         specs: Any = import_module("confluent_kafka.admin").OffsetSpec
+        self._forget_refusals()
         committed = settled and self._settings["isolation.level"] == "read_committed"
         level = "READ_COMMITTED" if committed else "READ_UNCOMMITTED"
         try:
@@ -151,6 +156,7 @@ class ClientTopicOffsets:
         """Return the id of the topic that has the name now; None from brokers without ids."""
         from confluent_kafka import KafkaException
 
+        self._forget_refusals()
         try:
             found = self._describe_topic().topic_id
         except KafkaException as error:
@@ -175,6 +181,12 @@ class ClientTopicOffsets:
             own = {**_CONNECTION_SETTINGS, "error_cb": self._refusal.note_error}
             self._admin = AdminClient({**settings, **own})
         return self._admin
+
+    def _forget_refusals(self) -> None:
+        """Forget what brokers said before this question: it explains no later outage."""
+        if self._admin is not None:
+            self._admin.poll(0)  # calls back for what has come since the last question
+        self._refusal.take()
 
     def _give_up(self, error: Any) -> TidegateError:
         """Translate an error, and let the next question open a new client."""
@@ -220,6 +232,9 @@ class RangeReader:
 
         topic = self._kafka.topic
         positions = {partition: start for partition, (start, end) in ranges.items() if end > start}
+        # What brokers said before this range explains no later outage; `poll` calls back for it.
+        self._consumer.poll(0)
+        self._refusal.take()
         ends = np.zeros(max(ranges, default=0) + 1, dtype=np.int64)
         for partition in positions:
             ends[partition] = ranges[partition][1]
@@ -248,6 +263,7 @@ class RangeReader:
                     raise translate_client_error(refusal, self._kafka)
                 detail = f"nothing came for {_SILENCE_SECONDS:.0f} s"
                 raise KAFKA_UNAVAILABLE(servers=self._kafka.servers, detail=detail)
+        self._refusal.take()  # this broker answers again
         events: list[Any] = [message for message in found if message.error() is not None]
         batch = self._tabulate_messages(
             [message for message in found if message.error() is None] if events else found
@@ -263,13 +279,13 @@ class RangeReader:
 
     def _tabulate_messages(self, messages: Sequence[Any]) -> pa.RecordBatch:
         times = [m.timestamp()[1] for m in messages] if self._kafka.timestamp is not None else None
-        moments = pa.nulls(len(messages), pa.int64()) if times is None else pa.array(times)
+        moments = pa.nulls(len(messages), pa.int64()) if times is None else _to_ticks(times)
         columns = [
             pa.array([message.key() for message in messages], pa.binary()),
             pa.array([message.value() for message in messages], pa.binary()),
             pa.array([message.partition() for message in messages], pa.int32()),
             pa.array([message.offset() for message in messages], pa.int64()),
-            moments.cast(pa.timestamp("ms", "UTC")).cast(MESSAGE_SCHEMA.field("timestamp").type),
+            moments.cast(MESSAGE_SCHEMA.field("timestamp").type),
         ]
         return pa.record_batch(columns, MESSAGE_SCHEMA)
 
@@ -298,8 +314,18 @@ class RangeReader:
         self._consumer.close()
 
 
+def _to_ticks(times: Sequence[int]) -> Any:
+    """Milliseconds in ticks; null where there are more than a column holds."""
+    most = TICK_MAX // 1000
+    return pa.array([time * 1000 if abs(time) <= most else None for time in times], pa.int64())
+
+
 class _Refusal:
-    """The newest error of a login or a certificate, which a client tells to its callback only."""
+    """The newest error of a login or a certificate, which a client tells to its callback only.
+
+    A broker that restarts during a login looks like one that refuses it, so an answer that comes
+    afterwards takes the error back.
+    """
 
     def __init__(self) -> None:
         self._newest: Any = None

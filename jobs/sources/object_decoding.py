@@ -38,6 +38,7 @@ from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
+from .odd_texts import MarkedText, decode_line, mark_odd_values
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -271,8 +272,13 @@ def _split_json_lines(data: bytes) -> list[bytes]:
 
 
 def _to_text_table(lines: list[bytes]) -> pa.Table:
-    texts = [line.decode("utf-8", "replace") for line in lines]
-    return pa.table({"line": pa.array(texts, pa.string())})
+    texts = [decode_line(line) for line in lines]
+    return pa.table(
+        {
+            "line": pa.array([text for text, _ in texts], pa.string()),
+            "is_text": pa.array([is_text for _, is_text in texts], pa.bool_()),
+        }
+    )
 
 
 _IS_OBJECT = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
@@ -293,10 +299,11 @@ def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
     ignored = spec.evolution.added == "ignore"
     rows = query_table(
         _to_text_table(lines),
-        f"""WITH judged AS (SELECT line, {_IS_OBJECT} AS ok FROM rows),
+        f"""WITH judged AS (SELECT line, is_text, {_IS_OBJECT} AS ok FROM rows),
         named AS (SELECT *, {_UNKNOWN_FIELDS} AS _unknown FROM judged)
         SELECT line AS {BAD_TEXT}, {columns}, _unknown,
-            CASE WHEN NOT ok THEN 'the line is not a JSON object'
+            CASE WHEN NOT is_text THEN 'the line is not UTF-8'
+            WHEN NOT ok THEN 'the line is not a JSON object'
             WHEN len(_unknown) > 0 AND NOT {ignored}
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
@@ -377,26 +384,30 @@ def _restore_exact_numbers(rows: pa.Table, spec: SourceSpec) -> pa.Table:
     return rows
 
 
-def _read_csv_header(data: bytes, spec: SourceSpec) -> list[str]:
+def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     """Return the names in the first line as Python's reader of CSV sees them.
 
     Raises:
         ValueError: the line cannot be read, or names a column twice.
     """
-    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    text = io.TextIOWrapper(io.BytesIO(marked.data), "utf-8-sig", newline="")
     try:
         lines = csv.reader(text, delimiter=spec.parse.delimiter, quotechar=spec.parse.quote)
         names = next((line for line in lines if line), [])
     except csv.Error as error:
         raise ValueError(f"the header cannot be read: {error}") from error
+    odd = [why for mark, why in marked.complaints.items() if mark in "".join(names)]
+    if odd:
+        raise ValueError(f"the header cannot be read: {odd[0]}")
     if len(set(names)) < len(names):
         raise ValueError("the header names a column twice")
     return names
 
 
 def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
-    names = _read_csv_header(data, spec) if spec.parse.header else list(spec.columns)
-    table, broken = _parse_csv(data, names, spec)
+    marked = mark_odd_values(data, spec.parse.delimiter, spec.parse.quote)
+    names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
+    table, broken = _parse_csv(marked.data, names, spec)
     if table.column_names != names:  # the type of a column with another name would be guessed
         raise ValueError(
             f"the header reads as {', '.join(names)} or as {', '.join(table.column_names)}"
@@ -406,10 +417,13 @@ def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
     row_texts = pa.compute.binary_join_element_wise(
         *(pa.compute.fill_null(column, "") for column in columns), spec.parse.delimiter
     )
-    texts = pa.table(
-        [*columns, pa.nulls(table.num_rows, pa.string()), row_texts],
-        names=[*names, BAD_REASON, BAD_TEXT],
-    )
+    reasons = pa.nulls(table.num_rows, pa.string())
+    for mark, why in marked.complaints.items():
+        has_mark = pa.compute.match_substring(row_texts, mark)
+        reasons = pa.compute.if_else(has_mark, why, reasons)
+        row_texts = pa.compute.replace_substring(row_texts, mark, "\ufffd")
+    texts = pa.table([*columns, reasons, row_texts], names=[*names, BAD_REASON, BAD_TEXT])
+    broken = {number: marked.clean(text) for number, text in broken.items()}
     return _insert_broken_rows(_drop_lookalikes(texts, spec), broken)
 
 

@@ -14,16 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 
-from tidegate.errors import PoisonError, get_first_line
+from tidegate.errors import get_first_line
 from tidegate.jobs.advise.lag_advice import GAMMA
-from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
-from tidegate.jobs.engine.interfaces import split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
-from tidegate.jobs.rows.member_scan import DEAD, VERDICT_SCHEMA, MemberScan
+from tidegate.jobs.rows.dead_rows import (
+    FAULTS,
+    find_refused_row,
+    make_refusal,
+    refused_row_sql,
+    select_judged,
+)
+from tidegate.jobs.rows.member_scan import VERDICT_SCHEMA, MemberScan
 from tidegate.jobs.rows.slice_scan import (
-    JUDGED,
     MOST_CELLS,
-    SHOWN,
     has_safe_times,
     is_plain,
     keep_data_rows,
@@ -35,7 +38,6 @@ from tidegate.jobs.rows.slice_scan import (
 )
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_FAILED
 from tidegate.json_types import JsonObject, JsonView
 
 from .cut_reader import CutFrame
@@ -57,10 +59,6 @@ class EpochScans(Protocol):
     def sketches(self) -> JsonObject:
         """Source -> lateness sketch."""
 
-    @property
-    def judged(self) -> pa.Table | None:
-        """The rows that are not plain data; None: only Spark knows them."""
-
     def count_verdicts(self) -> Counter[tuple[int, str]]:
         """Return (index of a slice, verdict) -> rows."""
 
@@ -76,9 +74,7 @@ class MemberScans:
         sketches: source -> lateness sketch of these rows.
         rows: the data rows with the columns of the spec, `_m`, `_seq`, `_et`, `_end`, and, if any
             has one, `_verdict` and `_mark`; None where Spark has to read them.
-        judged: beside them, the rows that are dead, filtered, or break a rule, with `_m`, `_seq`,
-            `_p`, `_dead`, `_detail`, `_json`, `_rule` and `_warned`. `_json` is null where only
-            Spark knows it.
+        judged: beside them, the rows of `select_judged`.
     """
 
     staged: CutFrame
@@ -117,10 +113,12 @@ def survey_cut(
     rows = None
     if tables is not None:
         rows = pa.concat_tables(tables or [make_no_rows(spec)], promote_options="default")
-    judged = None if rows is None else _select_judged(rows)
-    for found in members:
-        if found.dead and has_dead_letters(judged):
-            refuse_bad_rows(staged, spec, found)
+    judged = None if rows is None else select_judged(rows)
+    for index, found in enumerate(members):
+        if judged is None:
+            _refuse_bad_rows(staged, spec, index, found)
+        elif error := find_refused_row(spec, staged.parts, index, found, judged):
+            raise error
     verdicts = [VERDICT_SCHEMA.append(pa.field("_vm", pa.int32())).empty_table()]
     for index, scan in scans.items():
         places = pa.array([index] * scan.verdicts.num_rows, pa.int32())
@@ -136,32 +134,8 @@ def survey_cut(
 
 def has_room_in_driver(rows: int, spec: PipelineSpec) -> bool:
     """Whether the driver may hold so many rows, with the columns that are read or selected."""
-    sources = spec.sources.values()
-    width = max(len(names) for one in sources for names in (one.columns, one.row_columns))
+    width = max(source.width for source in spec.sources.values())
     return rows * width <= NATIVE_CELLS
-
-
-def _select_judged(rows: pa.Table) -> pa.Table:
-    found = pc.equal(rows["_code"], DEAD)
-    if "_warned" in rows.column_names:
-        found = pc.or_(found, pc.fill_null(pc.not_equal(rows["_warned"], ""), False))
-    named = ("_m", "_seq", *JUDGED, *SHOWN)
-    judged = rows.select([n for n in rows.column_names if n in named]).filter(found)
-    for name in set(named) - set(judged.column_names):
-        judged = judged.append_column(name, pa.nulls(judged.num_rows, pa.string()))
-    return judged
-
-
-def select_dead_letters(judged: pa.Table) -> pa.Table:
-    """The rows that are dead letters, or stop the epoch; the reason is null where it is unknown."""
-    counted = pc.is_in(judged["_dead"], pa.array([FILTERED, RULE_DROPPED]))
-    passed = pc.and_(pc.is_null(judged["_dead"]), pc.is_valid(judged["_warned"]))
-    return judged.filter(pc.invert(pc.or_(counted, passed)))
-
-
-def has_dead_letters(judged: pa.Table | None) -> bool:
-    """Whether some of the rows may be dead letters, or stop the epoch; None: it is not known."""
-    return judged is None or select_dead_letters(judged).num_rows > 0
 
 
 def _merge_sketches(scans: dict[int, MemberScan]) -> JsonObject:
@@ -209,38 +183,12 @@ def _scan_members(
     return empty | {i: scan(i, rows.filter(pc.equal(rows["_m"], i))) for i in indexes}, None
 
 
-def refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, found: MemberSurvey) -> None:
+def _refuse_bad_rows(staged: CutFrame, spec: PipelineSpec, index: int, found: MemberSurvey) -> None:
     """Raise for the first dead row that `on_bad` or a rule does not allow."""
-    source = spec.sources[found.member.source]
-    refused = [f"_rule IS NULL AND _dead <> '{FILTERED}'"] if source.on_bad == "fail" else []
-    if any(rule.severity == "fail" for rule in source.rules.values()):
-        refused.append(f"_dead = '{RULE_FAILED}'")
-    if not refused:
+    refused = refused_row_sql(spec, index, found)
+    if refused is None:
         return
     assert staged.frame is not None  # noqa: S101 - a dead row was counted in it
-    member = next(i for i, piece in enumerate(staged.cut.slices) if piece.member == found.member)
-    wanted = f"_dead IS NOT NULL AND _m = {member} AND ({' OR '.join(refused)})"
-    if found.barrier is not None:  # rows behind it belong to another epoch
-        wanted += f" AND _seq < {found.barrier.seq}"
-    names = ("_dead", "_detail", "_json", "_seq", "_p", "_rule")
-    first = staged.frame.where(wanted).orderBy("_seq").limit(1).select(*names)
-    for row in collect_to_driver(first).to_pylist():
-        place, number = staged.parts[row["_p"]].key, split_seq(row["_seq"])[1]
-        if row["_rule"] is not None:
-            raise BROKEN_RULE(
-                pipeline=spec.name,
-                row=number,
-                where=place,
-                rule=row["_rule"],
-                source=found.member,
-                predicate=source.rules[row["_rule"]].predicate,
-                sample=row["_json"],
-            )
-        raise PoisonError(
-            f"bad rows in {found.member}; the first is row {number} of {place}:"
-            f" {row['_dead']} ({row['_detail']}): {row['_json']}",
-            code=f"row.{row['_dead']}",  # the reason is part of it: alerts can tell them apart
-            pipeline=spec.name,
-            kept="everything sealed so far",
-            advice="correct the row at its origin, or set on_bad: dead_letter",
-        )
+    rows = staged.frame.where(refused).orderBy("_seq").limit(1).select("_seq", *FAULTS)
+    for row in collect_to_driver(rows).to_pylist():
+        raise make_refusal(spec, staged.parts, found, row)

@@ -190,8 +190,12 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
         found[column] = (
             f"try_element_at(filter(headers, h -> h.key = {quote_text(header)}), -1).value"
         )
-    values = {kafka.timestamp: "timestamp"} if kafka.timestamp else {}
+    values: dict[str, str] = {}
     faults: list[tuple[str, str]] = []
+    if kafka.timestamp:
+        values[kafka.timestamp] = "timestamp"
+        words = "the timestamp of the message is more than a column holds"
+        faults.append(("timestamp IS NULL", quote_text(words)))
     for name, raw in found.items():
         kind, words = source.columns[name], f"CAST({raw} AS string)"
         values[name] = raw if kind == "binary" else _cast_text_sql(words, kind, source)
@@ -206,6 +210,16 @@ def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[t
 
 
 # Text: JSON, and Protobuf's values as text
+
+
+# A registry's serializer puts the byte 0 and the schema's id, four bytes, before the JSON.
+_NO_JSON_OBJECT: Final = (
+    "CASE WHEN hex(substring(value, 1, 1)) = '00' AND hex(substring(value, 6, 1)) = '7B'"
+    " THEN concat('the message is not a JSON object: it begins with the 5 bytes of a serializer"
+    " that uses a schema registry, schema ', conv(hex(substring(value, 2, 4)), 16, 10),"
+    " '; payload: json reads JSON without them')"
+    " ELSE 'the message is not a JSON object' END"
+)
 
 
 def _decode_json(
@@ -238,7 +252,7 @@ def _decode_json(
         f"CASE WHEN NOT _fits THEN {_from_json_sql(dict.fromkeys(read, 'string'))} END AS _j",
     )
     no_object = f"NOT _plain AND (_k IS NULL OR _j.{_CORRUPT_COLUMN} IS NOT NULL)"
-    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN 'the message is not a JSON object' END"
+    why = f"CASE WHEN value IS NOT NULL AND {no_object} THEN {_NO_JSON_OBJECT} END"
     if source.evolution.added == "dead_letter":
         strange = f"array_except(_k, array({', '.join(map(quote_text, kinds))}))"
         why = (

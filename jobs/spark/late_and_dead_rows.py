@@ -15,17 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from tidegate.checkpoints.row_counts import LATE_ROWS, RULE, RULE_WARNED, name_broken_rule
+from tidegate.checkpoints.row_counts import LATE_ROWS
+from tidegate.jobs.rows.dead_rows import (
+    CONDITION_GROUP,
+    IS_COUNTED,
+    count_conditions,
+    count_dead_letters,
+    show_dead_letters,
+)
 from tidegate.jobs.rows.late_rows import (
     COUNTED_COLUMNS,
     ROW_IDENTITY,
     LateCounts,
     SourceCounts,
     count_expired_pairs,
-    count_groups,
     count_late_rows,
     find_late_rows,
-    find_refused_row,
+    find_refused_late_row,
     find_violations,
     has_late_rows,
     show_late_rows,
@@ -34,13 +40,11 @@ from tidegate.jobs.rows.late_rows import (
 )
 from tidegate.jobs.rows.slice_reading import select_provenance
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
-from tidegate.jobs.rules.row_conditions import quote_text
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE
-from tidegate.jobs.spec.row_rules import FILTERED, RULE_DROPPED, RULE_QUARANTINED
 from tidegate.jobs.spec.window_specs import WindowKind
 
-from .cut_survey import EpochScans, has_dead_letters, select_dead_letters
+from .cut_survey import MemberScans
 from .epoch_context import FETCH_ROWS, EpochContext, WrittenFiles, collect_to_driver
 from .session_windows import select_late_for_sessions
 
@@ -109,7 +113,7 @@ def _show_late_rows(epoch: EpochContext, output: str) -> Frame | None:
 
 
 def _refuse_late_rows(epoch: EpochContext, rows: Frame | None, output: str) -> None:
-    refused = find_refused_row(epoch.judged, rows, output)
+    refused = find_refused_late_row(epoch.judged, rows, output)
     if refused is not None:
         raise refused
 
@@ -145,7 +149,7 @@ def _write_late_in_tasks(epoch: EpochContext, rows: DataFrame) -> CountedRows:
 # origin.
 
 
-def write_dead_letters(epoch: EpochContext, scans: EpochScans) -> CountedRows:
+def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> CountedRows:
     """Write the dead rows of an epoch to their table, and count what conditions say of its rows.
 
     Rows that are filtered, or that a rule drops, are counted only.
@@ -153,62 +157,26 @@ def write_dead_letters(epoch: EpochContext, scans: EpochScans) -> CountedRows:
     has_conditions = any(source.has_conditions for source in epoch.spec.sources.values())
     if not has_conditions and not any(member.dead for member in scans.survey.members):
         return CountedRows()
-    judged = scans.judged if epoch.native else None  # else only Spark knows
-    dead = _write_dead_letters(epoch, judged) if has_dead_letters(judged) else CountedRows()
-    if has_conditions:
-        frame = epoch.staged.frame if judged is None else DuckFrame.from_table(judged)
-        if frame is not None:
-            _count_judged_rows(epoch, frame, dead)
-    return dead
-
-
-def _find_dead_rows(epoch: EpochContext, judged: pa.Table | None) -> Frame | None:
-    """The judged rows if all that readers see of them is known, else the rows that Spark reads."""
-    if judged is not None:
-        dead = select_dead_letters(judged)
-        if not dead["_json"].null_count:
-            provenance = select_provenance(epoch.spec, epoch.staged.cut)[len(epoch.spec.columns) :]
-            return DuckFrame.from_table(dead).selectExpr("*", *provenance)
-    return epoch.staged.frame
-
-
-def _write_dead_letters(epoch: EpochContext, judged: pa.Table | None) -> CountedRows:
-    frame = _find_dead_rows(epoch, judged)
+    if epoch.native and scans.judged is not None:
+        provenance = select_provenance(epoch.spec, epoch.staged.cut)[len(epoch.spec.columns) :]
+        frame = DuckFrame.from_table(scans.judged).selectExpr("*", *provenance)
+    else:  # only Spark knows them
+        frame = epoch.staged.frame
     if frame is None:
         return CountedRows()
-    parts = epoch.staged.parts
-    objects = ", ".join(quote_text(part.key) for part in parts)
-    etags = ", ".join(quote_text(part.etag) for part in parts)
-    rows = frame.where(f"_dead NOT IN ('{RULE_DROPPED}', '{FILTERED}')").selectExpr(
-        "_dead AS reason",
-        "_detail AS detail",
-        f"array({objects})[_p] AS object",
-        f"array({etags})[_p] AS etag",
-        "_json AS row",
-        *epoch.provenance_columns(),
-    )
+    rows = show_dead_letters(frame, epoch.staged.parts, epoch.provenance_columns())
     written = epoch.writer.write_table(
         DEAD_LETTERS, epoch.collect_if_small(rows, epoch.staged.rows), None
     )
-    dead = CountedRows(written)
-    table = written.read_columns(["_source", "reason"])
-    for row in [] if table is None else count_groups(table, ["_source", "reason"]):
-        quarantined = row["reason"] == RULE_QUARANTINED
-        name = RULE_QUARANTINED if quarantined else "dead_lettered"
-        dead.counts[row["_source"], name] += row["count_all"]
+    letters, dead = written.read_columns(["_source", "reason"]), CountedRows(written)
+    if letters is not None:
+        dead.counts.update(count_dead_letters(letters))
+    if has_conditions:
+        grouped = group_rows(
+            frame.where(IS_COUNTED), list(CONDITION_GROUP), {"count_all": "count(*)"}
+        )
+        groups = collect_to_driver(grouped).to_pylist()
+        dropped, counts = count_conditions(epoch.spec, epoch.staged.cut, groups)
+        dead.late.update(dropped)
+        dead.counts.update(counts)
     return dead
-
-
-def _count_judged_rows(epoch: EpochContext, frame: Frame, dead: CountedRows) -> None:
-    found = frame.where(f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'")
-    counted = group_rows(found, ["_m", "_rule", "_warned"], {"_rows": "count(*)"})
-    for row in collect_to_driver(counted).to_pylist():
-        source, names = epoch.staged.cut.slices[row["_m"]].member.source, [FILTERED]
-        if row["_rule"] is not None:
-            names = [name_broken_rule(row["_rule"])]
-            if epoch.spec.sources[source].rules[row["_rule"]].severity == "drop":
-                dead.late[source, EVENTS, RULE, True] += row["_rows"]
-        elif row["_warned"] is not None:
-            names = [RULE_WARNED, *map(name_broken_rule, row["_warned"].split(","))]
-        for name in names:
-            dead.counts[source, name] += row["_rows"]

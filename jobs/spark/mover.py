@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 from .cut_reader import CutFrame, arrow_to_frame, open_cut
-from .cut_survey import NATIVE_CELLS, MemberScans, refuse_bad_rows, survey_cut
+from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
 from .edge_events import EpochEdges, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
@@ -127,12 +126,14 @@ class SparkMover:
         Raises as `Mover.survey` does, and a TransientError if the store, brokers or executors fail.
         """
         self._discard_cut_folder()
-        self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
+        folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         if self._in_tasks:
             found = self._survey_in_tasks(cut, state, folders)
             if found is not None:
                 return SurveyedCut(cut, found.survey, found)
-        frame = self._open_cut(cut)
+        if self._kafka is not None:
+            self._kafka.stage_ranges(cut, folder / "objects")
+        frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
         with self._report_errors(frame):
             native = self._native and not self._in_tasks
             scans = survey_cut(frame, self._spec, state, native=native)
@@ -180,7 +181,8 @@ class SparkMover:
         """
         try:
             variables = build_settings_variable(self._spec)
-            start_workers(self._sessions.full, self._spec, variables)
+            libraries = ["confluent_kafka"] if variables else []
+            start_workers(self._sessions.full, variables, libraries)
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)
@@ -212,14 +214,7 @@ class SparkMover:
     ) -> TaskScans | None:
         """Read a cut by Python tasks; None if Spark SQL has to read it."""
         with self._report_errors(None):
-            found = survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
-        dead = () if found is None else [m for m in found.survey.members if m.dead]
-        if dead and any(self._spec.sources[m.member.source].on_bad == "fail" for m in dead):
-            frame = self._open_cut(cut)
-            with self._report_errors(frame):
-                for member in dead:
-                    refuse_bad_rows(frame, self._spec, member)
-        return found
+            return survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
 
     def _describe_in_tasks(
         self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]
@@ -229,33 +224,20 @@ class SparkMover:
                 self._sessions, self._spec.sources[source], entries, locate
             )
 
-    def _open_cut(self, cut: Cut) -> CutFrame:
-        assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
-        if self._kafka is not None:
-            self._kafka.stage_ranges(cut, self._cut_folder / "objects")
-        return open_cut(
-            self._sessions, self._spec, self._store, cut, self._cut_folder, self._staging
-        )
-
     def _move_folded(self, order: MoveOrder, scans: TaskScans) -> MoveResult:
-        """Merge and write what tasks have made of the rows; dead rows are read by Spark SQL."""
+        """Merge and write what tasks have made of the rows."""
         assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
         require_frontier(self._spec.name, scans, order)
         late = scans.sum_late_rows(self._spec)
-        has_dead = any(member.dead for member in scans.survey.members)
         staged = CutFrame(order.cut, (), lambda: None, 0, self._cut_folder)
-        if has_dead:
-            staged = self._open_cut(order.cut)
         with self._report_errors(staged):
             epoch = self._make_empty_context(order, staged)
             windows = {
                 name: process_partials(epoch, name, scans.join_partials(name))
                 for name in self._spec.windows
             }
-            dead = write_dead_letters(replace(epoch, native=False), scans)
-            return EpochOutputs(
-                scans, count_released_rows(scans), late, dead, EpochEdges(), windows
-            ).to_result(epoch)
+            released, dead = count_released_rows(scans), scans.sum_dead_rows()
+            return EpochOutputs(scans, released, late, dead, EpochEdges(), windows).to_result(epoch)
 
     def _make_empty_context(self, order: MoveOrder, staged: CutFrame) -> EpochContext:
         """What an epoch needs whose rows are with tasks."""

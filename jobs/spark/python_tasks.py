@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipimport
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .spark_session import SparkSessions
 
@@ -72,12 +71,13 @@ def run_inspection_job(
 
 
 def start_workers(
-    session: SparkSession, spec: PipelineSpec, variables: Mapping[str, str] | None = None
+    session: SparkSession,
+    variables: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = (),
 ) -> None:
-    """Start as many workers as run at a time, and let them import what the pipeline needs."""
+    """Start as many workers as run at a time, and let them import the kernel and libraries."""
     context = _prepare_context(session, variables)
     tasks = context.defaultParallelism
-    libraries = ["confluent_kafka"] if any(s.kafka for s in spec.sources.values()) else []
     body = partial(_import_kernel, libraries)
     context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
@@ -119,7 +119,7 @@ def _describe_units(
         yield describe_unit(unit), TaskReport.measure_since(begun)
 
 
-def _import_kernel(libraries: list[str], rows: Iterator[int]) -> Iterator[int]:
+def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
     _prepare_worker()
     for name in libraries:

@@ -58,7 +58,6 @@ class TaskScans:
     frontier: int
     answers: list[UnitAnswer]
     sketches: JsonObject
-    judged: None = None
 
     def count_verdicts(self) -> Counter[tuple[int, str]]:
         """Return (index of a slice, verdict) -> rows."""
@@ -85,6 +84,17 @@ class TaskScans:
                 total.written + WrittenFiles(answer.late_files),
                 total.late + answer.late,
                 total.counts + answer.late_counts,
+            )
+        return total
+
+    def sum_dead_rows(self) -> CountedRows:
+        """The dead rows of all units, and what conditions say of rows."""
+        total = CountedRows()
+        for answer in self.answers:
+            total = CountedRows(
+                total.written + WrittenFiles(answer.dead_files),
+                total.late + answer.dead_late,
+                total.counts + answer.dead_counts,
             )
         return total
 
@@ -115,7 +125,8 @@ def survey_in_tasks(
 
     Raises:
         CorruptObjectsError: objects cannot be read.
-        PoisonError: punctuation that goes back under ``regress: error``.
+        PoisonError: punctuation that goes back under ``regress: error``, or the first dead row
+            that `on_bad` or a rule does not allow.
         TransientError: the store does not answer, or an object has changed.
     """
     units = divide_cut(cut, state, store)
@@ -130,6 +141,9 @@ def survey_in_tasks(
     if left is not None:
         _log.info("epoch_left_to_spark_sql", cause=left)
         return None
+    for answer in answers:
+        if answer.dead_refused is not None:
+            raise answer.dead_refused
     _log_missing_offsets(cut, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}

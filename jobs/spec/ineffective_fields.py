@@ -4,34 +4,30 @@ Only files of specs are judged, not specs that a bucket has kept: what a running
 started with has to stay readable.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
+
+from pydantic import BaseModel
 
 from .job_spec import JobSpec
 from .operations import SupervisionSpec
 from .pipeline import PipelineSpec
 from .source_options import KafkaOptions, ParseOptions
 from .source_spec import SourceSpec
+from .variables import VARIABLE
 from .window_specs import WindowKind, WindowSpec
 
 Finding = tuple[tuple[int | str, ...], str]
 """Place of a field in the YAML, and what is wrong there."""
 
 _CRON_PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
-_VARIABLE = re.compile(r"\$\{\w+\}")
-# Where `${NAME}` is replaced by a variable of the driver's environment.
+# Where `${NAME}` is replaced by a variable of the driver's environment, so that no stored spec has
+# the password of an address. Elsewhere the loader replaces it.
 _REPLACED: Final = ("outputs.catalog", "sources.*.table.catalog", "sinks.*.url")
 # Where `env:NAME` is.
 _SECRETS: Final = (
     *("outputs.catalog_options.*", "sources.*.table.catalog_options.*", "sinks.*.options.*"),
     *("sources.*.kafka.options.*", "sources.*.kafka.registry_login", "sources.*.landing.options.*"),
-)
-# Texts for people, and texts that are code or data, in which the characters stand for themselves.
-_FREE: Final = (
-    *("description", "sources.*.where", "sources.*.select", "sources.*.rules", "sources.*.parse"),
-    *("sources.*.schema", "windows.*.aggregates", "sources.*.landing.columns"),
-    *("pipes.*.where", "pipes.*.keys", "reducers.*.aggregates", "reducers.*.initial"),
 )
 
 
@@ -89,22 +85,19 @@ def _list_default_crons() -> Iterator[str]:
 # Variables of the environment
 
 
+def is_replaced_later(model: type[BaseModel], place: tuple[int | str, ...]) -> bool:
+    """Whether variables of a field are replaced by its driver, or not at all."""
+    return model is PipelineSpec and _is_below(place, (*_REPLACED, *_SECRETS))
+
+
 def _list_unreplaced_variables(spec: PipelineSpec | JobSpec) -> Iterator[Finding]:
-    data = spec.model_dump(mode="json", by_alias=True)
-    is_pipeline = isinstance(spec, PipelineSpec)
-    for place, text in _iterate_texts(data, ()):
-        found = _VARIABLE.search(text)
-        if found is None or (is_pipeline and _is_below(place, _REPLACED)):
-            continue
-        if _is_below(place, _FREE):
-            continue
-        name = found[0][2:-1]
-        advice = (
-            f"write env:{name}, for the whole value"
-            if is_pipeline and _is_below(place, _SECRETS)
-            else f"only {', '.join(_REPLACED)} have variables; write the value itself"
-        )
-        yield place, f"{found[0]} is not replaced here: {advice}"
+    if not isinstance(spec, PipelineSpec):
+        return
+    for place, text in _iterate_texts(spec.model_dump(mode="json", by_alias=True), ()):
+        found = VARIABLE.search(text) if _is_below(place, _SECRETS) else None
+        if found is not None and found["name"]:
+            advice = f"write env:{found['name']}, for the whole value"
+            yield place, f"{found[0]} is not replaced here: {advice}"
 
 
 def _iterate_texts(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[Any, str]]:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from tidegate.time_units import PositiveDuration
+
 from .event_time_options import SpecModel
 from .operations import CheckpointSpec, QualitySpec, SupervisionSpec
 from .pipeline import API_VERSION, PipelineSpec
@@ -64,6 +66,18 @@ class JobSpec(SpecModel):
     """Queries whose sink may get a batch twice without harm, for example by upserts.
 
     A restore leaves their sinks as they are.
+    """
+    start_within: PositiveDuration = 900_000_000
+    """The script has this long to start the queries. Then the job ends as stalled."""
+    batch_within: PositiveDuration = 3_600_000_000
+    """A query may work this long without a batch that ends; then the job ends as stalled.
+
+    A trigger that finds nothing to do counts as such an end.
+    """
+    may_end: bool = False
+    """Whether the script may end a query that has no end of its own, or Spark, and the job is then
+    finished. Otherwise such an end is a failure. Queries by ``availableNow`` and ``once`` may always
+    end.
     """
     conf: dict[str, str] = {}
     """Spark settings that replace those of the script."""

@@ -5,8 +5,10 @@ An error names file, line, field, what was found and what is allowed.
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from io import StringIO
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +22,13 @@ from tidegate.errors import ConfigurationError, suggest_name
 from tidegate.json_types import JsonObject, read_data_file
 from tidegate.secret_masks import mask_text
 
+from .environments import find_environment_files, list_fixed_differences, merge_values
 from .errors import SPEC_INVALID, SPEC_IS_JOB, SPEC_NOT_TEXT, SPEC_UNREADABLE
-from .ineffective_fields import list_ineffective_fields
+from .ineffective_fields import is_replaced_later, list_ineffective_fields
 from .job_spec import JobSpec
 from .pipeline import BATCH_RUN_MARK, PipelineSpec, SourceSpec
 from .spec_masks import mask_field
+from .variables import VARIABLE, replace_variables
 
 Location = tuple[int | str, ...]
 _FOREIGN_FIELDS = {
@@ -33,6 +37,48 @@ _FOREIGN_FIELDS = {
     for name in field["names"]
 }
 S = TypeVar("S", PipelineSpec, JobSpec)
+
+
+@dataclass(frozen=True)
+class SpecText:
+    """A spec as it is written.
+
+    Attributes:
+        files: name and YAML of the spec, and of the files of its environment in their order.
+        merged: the spec of all of them, as plain values.
+    """
+
+    files: Sequence[tuple[str, JsonObject]]
+    merged: JsonObject
+
+    @property
+    def name(self) -> str | None:
+        """Name of the pipeline or job, as it is written."""
+        return str(self.merged.get("name", "")) or None
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is the spec of a job."""
+        return self.merged.get("kind") == "job"
+
+    @property
+    def model(self) -> type[BaseModel]:
+        """The model of the spec."""
+        return JobSpec if self.is_job else PipelineSpec
+
+    def format_findings(self, mistakes: Iterable[tuple[Location, str]]) -> list[str]:
+        """As the function `format_findings`, each mistake in the file that its place is from."""
+        groups: list[list[tuple[Location, str]]] = [[] for _ in self.files]
+        for place, message in mistakes:
+            known = [_count_known_parts(raw, place) for _, raw in self.files]
+            # The last of those that say most about the place: it is merged over the others.
+            owner = len(known) - 1 - known[::-1].index(max(known))
+            groups[owner].append((place, message))
+        return [
+            finding
+            for (where, raw), own in zip(self.files, groups, strict=True)
+            for finding in format_findings(where, raw, own)
+        ]
 
 
 def load_spec(path: str | Path) -> PipelineSpec:
@@ -49,23 +95,70 @@ def load_spec(path: str | Path) -> PipelineSpec:
     return spec
 
 
-def load_any_spec(path: str | Path) -> PipelineSpec | JobSpec:
+def load_any_spec(
+    path: str | Path, environment: str | None = None, *, needs_variables: bool = True
+) -> PipelineSpec | JobSpec:
     """Read and validate the spec of a pipeline, or of a job if it says `kind: job`.
+
+    Args:
+        path: of its file.
+        environment: as `find_environment_files` takes it.
+        needs_variables: refuse a variable that is not set; otherwise it stays as it is written.
 
     Raises:
         ConfigurationError: as in `load_spec`, but a job is accepted.
     """
+    text = read_spec_text(path, environment)
+    if text.is_job:
+        return _validate_spec(JobSpec, text, needs_variables=needs_variables)
+    return _validate_spec(PipelineSpec, text, needs_variables=needs_variables)
+
+
+def read_spec_text(path: str | Path, environment: str | None = None) -> SpecText:
+    """Read a spec and the files of its environment, and merge them.
+
+    Raises:
+        ConfigurationError: no such file or environment, not YAML, or the environment differs where
+            it must not.
+    """
     path = Path(path)
+    paths = [path, *find_environment_files(path, environment)]
+    files = [(str(one), _read_file(one)) for one in paths]
+    text = SpecText(files, to_plain_value(files[0][1]))
+    findings: list[str] = []
+    for where, raw in files[1:]:
+        overlay = to_plain_value(raw)
+        fixed = list_fixed_differences(text.model, text.merged, overlay)
+        findings += format_findings(where, raw, fixed)
+        text = SpecText(files, merge_values(text.merged, overlay))
+    if findings:
+        raise _invalid_spec_error(str(path), findings, pipeline=text.name)
+    return text
+
+
+def render_spec(path: str | Path, environment: str | None = None) -> str:
+    """Return a spec as YAML: with the files of its environment, and with its variables replaced.
+
+    Raises:
+        ConfigurationError: as `read_spec_text`.
+    """
+    text = read_spec_text(path, environment)
+    values, _ = _replace_variables(text.model, text.merged)
+    # What it holds now are no variables.
+    escaped = _map_texts(text.model, values, lambda _, value: value.replace("${", "$${"))
+    rendered = StringIO()
+    YAML(typ="safe", pure=True).dump(escaped, rendered)
+    return rendered.getvalue()
+
+
+def _read_file(path: Path) -> JsonObject:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise SPEC_UNREADABLE(path=path, reason=error.strerror or error) from error
     except UnicodeDecodeError as error:
         raise SPEC_NOT_TEXT(path=path) from error
-    raw = _read_mapping(text, str(path))
-    if raw.get("kind") == "job":
-        return _validate_spec(JobSpec, raw, str(path))
-    return _validate_spec(PipelineSpec, raw, str(path))
+    return _read_mapping(text, str(path))
 
 
 def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
@@ -74,7 +167,8 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
     Raises:
         ConfigurationError: not YAML, or a field is wrong; also for the text of a job.
     """
-    return _validate_spec(PipelineSpec, _read_mapping(text, where), where)
+    raw = _read_mapping(text, where)
+    return _validate_spec(PipelineSpec, SpecText([(where, raw)], to_plain_value(raw)))
 
 
 def _read_mapping(text: str, where: str) -> JsonObject:
@@ -97,24 +191,72 @@ def _read_mapping(text: str, where: str) -> JsonObject:
     return raw
 
 
-def _validate_spec(model: type[S], raw: JsonObject, where: str) -> S:
+def _validate_spec(model: type[S], text: SpecText, *, needs_variables: bool = True) -> S:
+    where = text.files[0][0]
+    values, unset = _replace_variables(model, text.merged)
+    if unset and needs_variables:
+        raise _invalid_spec_error(where, text.format_findings(unset), pipeline=text.name)
     try:
-        spec = model.model_validate(to_plain_value(raw), context={"yaml": True})
+        spec = model.model_validate(values, context={"yaml": True})
     except ValidationError as error:
         items = error.errors(include_url=False, include_context=True)
         items = [item for item in items if not _is_rest(item)] or items
         mistakes = [(item["loc"], _describe_item(model, item)) for item in items]
-        name = str(raw.get("name", "")) or None
-        findings = format_findings(where, raw, mistakes)
-        raise _invalid_spec_error(where, findings, pipeline=name) from error
+        findings = text.format_findings(mistakes)
+        raise _invalid_spec_error(where, findings, pipeline=text.name) from error
     problems = list_ineffective_fields(spec)
     if BATCH_RUN_MARK in spec.name:
         reserved = f"{BATCH_RUN_MARK!r} is reserved for batch runs of another pipeline"
         problems.append((("name",), reserved))
     if problems:
-        findings = format_findings(where, raw, problems)
-        raise _invalid_spec_error(where, findings, pipeline=spec.name)
+        raise _invalid_spec_error(where, text.format_findings(problems), pipeline=spec.name)
     return spec
+
+
+def _replace_variables(
+    model: type[BaseModel], values: JsonObject
+) -> tuple[JsonObject, list[tuple[Location, str]]]:
+    """Replace the variables of a spec but for those that its driver replaces.
+
+    Returns:
+        The values, and the variables that are not set, each with its place.
+    """
+    unset: list[tuple[Location, str]] = []
+
+    def replace_text(place: Location, value: str) -> Any:
+        text, missing = replace_variables(value, os.environ)
+        unset.extend(
+            (place, f"the variable {name} is not set: set it, or write ${{{name}:-default}}")
+            for name in missing
+        )
+        if missing or text == value:
+            return value
+        # A variable alone may stand for a number or a truth value as well.
+        return _read_scalar(text) if VARIABLE.fullmatch(value) else text
+
+    return _map_texts(model, values, replace_text), unset
+
+
+def _map_texts(
+    model: type[BaseModel], value: Any, change: Callable[[Location, str], Any], place: Location = ()
+) -> Any:
+    """Change each text of a spec but for those whose variables its driver replaces."""
+    if isinstance(value, dict):
+        return {n: _map_texts(model, part, change, (*place, n)) for n, part in value.items()}
+    if isinstance(value, list):
+        return [_map_texts(model, part, change, (*place, i)) for i, part in enumerate(value)]
+    if not isinstance(value, str) or is_replaced_later(model, place):
+        return value
+    return change(place, value)
+
+
+def _read_scalar(text: str) -> str | int | float | bool:
+    """Return a number or truth value as YAML reads it, and any other text as it is."""
+    with suppress(YAMLError):
+        value = YAML(typ="safe").load(text)
+        if isinstance(value, bool | int | float):
+            return value
+    return text
 
 
 def _invalid_spec_error(
@@ -126,11 +268,10 @@ def _invalid_spec_error(
 def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> ConfigurationError:
     """Return the error for mistakes that were found in a spec after it was read.
 
-    The file is read again, to find the lines. `mistakes` are those of `format_findings`.
+    The files are read again, to find the lines. `mistakes` are those of `format_findings`.
     """
-    raw = YAML(typ="rt").load(path.read_text("utf-8"))
-    findings = format_findings(str(path), raw, mistakes)
-    return _invalid_spec_error(str(path), findings, pipeline=raw["name"])
+    text = read_spec_text(path)
+    return _invalid_spec_error(str(path), text.format_findings(mistakes), pipeline=text.name)
 
 
 def _describe_syntax_error(error: MarkedYAMLError) -> str:
@@ -243,6 +384,16 @@ def _find_line(raw: Any, location: Location) -> int:
         except (KeyError, IndexError, TypeError, StopIteration):
             break
     return line
+
+
+def _count_known_parts(raw: Any, location: Location) -> int:
+    """How many parts of a location a file has."""
+    node, known = raw, 0
+    for part in location:
+        if not isinstance(node, dict) or part not in node:
+            break
+        node, known = node[part], known + 1
+    return known
 
 
 def _find_owner(node: CommentedMap, key: object) -> CommentedMap:

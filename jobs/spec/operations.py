@@ -36,7 +36,7 @@ class OutputSpec(SpecModel):
     """SQLAlchemy address of an Iceberg SQL catalog, or ``http(s)://`` address of an Iceberg
     REST catalog. The default needs no server: objects in the bucket, or a SQLite file in a
     local store.
-    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
+    ``${NAME}`` is replaced by an environment variable of the driver, not in the stored spec.
     """
     catalog_options: dict[str, str] = {}
     """Options of a REST catalog, such as ``token``, ``credential`` or ``warehouse``.
@@ -365,7 +365,7 @@ class PostgresSinkSpec(_SinkSpec):
     url: str = Field(pattern=r"^(postgres(ql)?://|\$\{)")
     """``postgresql://user@host/database``.
 
-    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
+    ``${NAME}`` is replaced by an environment variable of the driver, not in the stored spec.
     """
     namespace: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_]{0,62}$")
     """Schema in the database; by default the pipeline's name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ from tidegate.time_units import PositiveDuration
 
 from .errors import SECRET_MISSING
 from .event_time_options import SpecModel
+from .variables import replace_variables
 
 
 class ParseOptions(SpecModel):
@@ -153,7 +153,7 @@ class TableOptions(SpecModel):
     catalog: str | None = None
     """Iceberg: address of a REST catalog (``http``), or SQLAlchemy address of an SQL catalog.
 
-    ``${NAME}`` is replaced by an environment variable of the driver: keep passwords there.
+    ``${NAME}`` is replaced by an environment variable of the driver, not in the stored spec.
     """
     catalog_options: dict[str, str] = {}
     """Iceberg: further options of the catalog, such as ``name`` (SQL catalog) or ``token``.
@@ -210,16 +210,15 @@ def resolve_environment_values(
 
 
 def resolve_address(field: str, address: str, environment: Mapping[str, str]) -> str:
-    """Replace each ``${NAME}`` of an address by that variable of the environment.
+    """Replace the variables of an address (`replace_variables`).
 
     Raises:
         ConfigurationError: a variable is not set.
     """
-
-    def read_variable(match: re.Match[str]) -> str:
-        return resolve_environment_value(field, f"env:{match[1]}", environment)
-
-    return re.sub(r"\$\{(\w+)\}", read_variable, address)
+    text, missing = replace_variables(address, environment)
+    if missing:
+        raise SECRET_MISSING(field=field, variable=missing[0])
+    return text
 
 
 # Edge events: rows that begin and end a lasting state (docs/semantics.md, section 4.3).

@@ -342,6 +342,11 @@ class SourceSpec(FrontierOptions):
         # `decimal(6, 2)` and `decimal(6,2)` are one type.
         return {name: kind.replace(" ", "") for name, kind in (kinds or self.columns).items()}
 
+    @property
+    def width(self) -> int:
+        """Columns that are read or selected, whichever are more."""
+        return max(len(self.columns), len(self.row_columns))
+
     def _list_unknown_columns(self) -> Iterator[str]:
         named: dict[str, Iterable[str | None]] = {
             "evolution.renamed:": self.evolution.renamed.values()

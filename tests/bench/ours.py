@@ -1,8 +1,8 @@
 """tidegate on generated files: the whole driver, from lease to published tables, in one process.
 
 ``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON
-line. ``seconds`` counts from a warm session until the driver has drained and its session stopped,
-so manifests, checksums, the Iceberg tables and the late table are in it.
+line. ``seconds`` counts from a warm session, with its Python workers, until the driver has drained
+and its session stopped, so manifests, checksums, the Iceberg tables and the late table are in it.
 """
 
 from __future__ import annotations
@@ -91,9 +91,12 @@ def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
 
 def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, Any]:
     """Run until the input ends or, asked to drain, until `rows` rows are sealed; what it took."""
+    from tidegate.jobs.spark.python_tasks import start_workers
     from tidegate.jobs.spark.spark_session import open_session
 
-    open_session(spec).range(10).count()
+    session = open_session(spec)
+    session.range(10).count()
+    start_workers(session)
     found: dict[str, Any] = {"epochs": [], "timings": []}
 
     def note(report: EpochReport, seconds: float) -> None:

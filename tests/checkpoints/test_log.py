@@ -10,6 +10,7 @@ from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters, ForkRecord, Manifest, RetiredEpoch
 from tidegate.checkpoints.slot_log import (
     LineageSegment,
@@ -24,8 +25,22 @@ from tidegate.errors import ConfigurationError, PoisonError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.checkpoints.conftest import Author
+
+
+class Folder(LocalStore):
+    """A local store that counts its listings."""
+
+    listings = 0
+
+    def list_objects(
+        self, prefix: str, *, start_after: str | None = None, limit: int | None = None
+    ) -> Iterator[ObjectInfo]:
+        """Count it."""
+        self.listings += 1
+        return super().list_objects(prefix, start_after=start_after, limit=limit)
 
 
 def script(*faults: Fault | None) -> MemoryStore:
@@ -41,6 +56,22 @@ def test_an_empty_log_is_before_the_first_slot(log: SlotLog) -> None:
     head = log.head()
     assert (head.timeline, head.slot, head.checkpoint, head.sha256) == (0, 0, None, None)
     assert (head.segments, head.next_slot) == ([], 1)
+
+
+def test_a_look_at_a_known_head_of_a_folder_lists_no_slots(tmp_path: Path, author: Author) -> None:
+    """Slots are never deleted, and a folder would sort the names of all of them each time."""
+    store = Folder(tmp_path / "store")
+    log, writer = SlotLog(store, "p"), SlotLog(LocalStore(store.root), "p")
+    author.extend(writer, 1)
+    assert log.head().slot == 1
+    store.listings = 0
+    for slot in (2, 3):
+        author.extend(writer, 1)
+        assert (log.head().slot, log.head().slot) == (slot, slot)
+    assert store.listings == 0
+    author.extend(writer, 40)
+    assert log.head().slot == 43  # far away: listed once more
+    assert store.listings == 1
 
 
 def test_sealed_epochs_chain_on_every_store(store: Store, author: Author) -> None:

@@ -56,6 +56,7 @@ JSON = st.recursive(
         ("manifest-v1", Manifest),
         ("manifest-v2", Manifest),
         ("fork-v1", ForkRecord),
+        ("fork-v3", ForkRecord),
         ("stub-v1", RetiredEpoch),
     ],
 )
@@ -78,10 +79,10 @@ def test_the_golden_manifest_keeps_its_hash() -> None:
 def test_a_newer_format_is_refused_with_advice() -> None:
     """A record of a later version names both versions and says what to do."""
     data = json.loads((GOLDEN / "manifest-v1.json").read_bytes()) | {
-        "format_version": 3,
+        "format_version": 4,
         "shiny": True,
     }
-    with pytest.raises(ConfigurationError, match=r"format 3.*reads up to 2") as caught:
+    with pytest.raises(ConfigurationError, match=r"format 4.*reads up to 3") as caught:
         parse_record(json.dumps(data).encode())
     assert caught.value.advice is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ import pytest
 from tests.cli.conftest import Cli
 
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.jobs.sinks import published_tables
+from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spec.loader import load_spec
 
 FIRST = 1_517_743_500_000  # 2018-02-04T11:25:00Z in ms
@@ -205,6 +208,22 @@ def test_damaged_files_are_named(cli: Cli, tmp_path: Path, name: str, data: byte
         assert f"{name} cannot be read" in said.err.replace("\n", " ")
 
 
+def test_folders_of_input_are_only_read(cli: Cli, shops: Path) -> None:
+    """They may be read-only, or lie on a network file system; nothing is left behind in them."""
+    before = sorted(shops.rglob("*"))
+    assert cli("init", "shops").exit_code == 0
+    assert cli("infer", "shops/web/0001.csv").exit_code == 0
+    spec = load_spec("shops.yaml")
+    gone = spec.sources["web"].model_copy(update={"path": f"{shops}/gone/"})
+    sources = {**spec.sources, "web": gone}
+    spec = spec.model_copy(update={"sources": sources})
+    with closing(InputView(open_store(".tidegate/store"), spec, shops.parent)) as view:
+        assert [one.key for one in view.list_objects("@store/")] == ["@store/a.jsonl"]
+        assert view.get("@store/a.jsonl").data
+        assert list(view.list_objects("@web/")) == []
+    assert sorted(shops.rglob("*")) == before
+
+
 def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: Path) -> None:
     """A file goes to the source that has its folder's name; the same name is not replaced."""
     cli("init", "shops", "--inbox")
@@ -226,6 +245,20 @@ def test_put_copies_files_to_the_sources_once(cli: Cli, shops: Path, tmp_path: P
     refused = cli("put", "shops", "new.csv")
     assert (refused.exit_code, "--source: store, web" in refused.err) == (2, True)
     assert cli("put", "shops", "new.csv", "--source", "web").exit_code == 0
+
+
+def test_put_replaces_what_was_corrected(cli: Cli, shops: Path, tmp_path: Path) -> None:
+    """On request only, and with a word about drivers that have read the object."""
+    cli("init", "shops", "--inbox")
+    cli("put", "shops", "shops")
+    corrected = (shops / "web/0001.csv").read_text().replace("a", "b")
+    (shops / "web/0001.csv").write_text(corrected)
+    said = cli("put", "shops", "shops/web", "--replace").out
+    assert "copied 1 files to web; 1 were there already" in said
+    assert "replaced 1 of them: if a driver has read one, restore a checkpoint from before" in said
+    copy = tmp_path / ".tidegate/store/inbox/shops/web/0001.csv"
+    assert copy.read_text() == corrected
+    assert "replaced" not in cli("put", "shops", "shops/web", "--replace").out
 
 
 def test_put_warns_of_files_that_no_driver_reads(cli: Cli, shops: Path, tmp_path: Path) -> None:

@@ -202,7 +202,13 @@ def test_operator(become: Become, cli: Cli, tmp_path: Path) -> None:
     done(cli, "checkpoints", "restore", "shop.yaml", str(newest), "--yes")
     done(cli, "checkpoints", "unpin", "shop", "kept")
     store = open_store(url)
-    for key in ("shop/identity.json", "shop/timelines/0/tables/events/x", "inbox/web/0000.parquet"):
+    for key in (
+        "shop/identity.json",
+        "shop/timelines/0/tables/events/x",
+        "inbox/web/0000.parquet",
+        "shop/quality/history.json",
+        "shop/approvals/s1.json",
+    ):
         for change in (lambda key=key: store.put(key, b"x"), lambda key=key: store.delete(key)):
             with pytest.raises(StoreDeniedError):
                 change()

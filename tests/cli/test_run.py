@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,11 +18,13 @@ from tidegate.checkpoints.checkpoint_specs import write_spec
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import Counters
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.checkpoints.row_counts import name_late_counts
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.infra.local_stack import Stack, StackStatus
 from tidegate.jobs.cli import arguments, output
 from tidegate.jobs.driver import pipeline_run
 from tidegate.jobs.driver.epoch_loop import RunOutcome
+from tidegate.jobs.driver.error_classification import detect_full_disk
 from tidegate.jobs.driver.pipeline_run import RunOptions
 from tidegate.jobs.engine.epoch_engine import EpochReport
 from tidegate.jobs.sources.errors import OBJECT_VANISHED
@@ -157,7 +160,56 @@ def test_the_end_of_a_run_names_what_is_paused(
 
     driver(run)
     out = cli("run", "flights.yaml").out
-    assert ("odd is paused at a row" in out, "even" in out) == (True, False)
+    assert ("odd is paused at a row" in out, "even is" in out) == (True, False)
+
+
+def test_the_end_of_a_run_tells_of_rows_that_only_a_window_missed(
+    cli: Cli, spec_file: Path, log: SlotLog, driver: Callable[[Run], None]
+) -> None:
+    """The row equation is that of the events, and says 0 late for them."""
+    sealed = log.head().record
+    assert sealed is not None
+    late = name_late_counts("hourly", "closed")
+    per_source = {"EWR": {"read": 10, "released": 10} | dict.fromkeys(late, 3) | {"late_rows": 3}}
+    counters = Counters(read=10, released=10, per_source=per_source)
+    report = sealed.model_copy(update={"counters": counters})
+    decision = SimpleNamespace(barriers=(), frontier_after=0)
+
+    def run(_spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+        options.on_epoch(EpochReport(sealed.id, 10, False, cast(Any, decision), report), 0.5)
+        return RunOutcome("stopped", "asked for")
+
+    driver(run)
+    assert "late: 3 rows (30.0%): 3 for hourly" in cli("run", "flights.yaml").out
+
+
+def test_the_end_of_a_run_tells_why_it_could_not_go_on(
+    cli: Cli, spec_file: Path, driver: Callable[[Run], None]
+) -> None:
+    """Without an epoch, nothing is known of the objects: none is said to be missing."""
+    full = detect_full_disk("flights", OSError(errno.ENOSPC, "No space left on device", "/s"))
+    driver(lambda _spec, _options: RunOutcome("stopped", "asked for", full))
+    said = cli("run", "flights.yaml").out
+    assert ("no space left" in said, "no object was found" in said) == (True, False)
+
+
+def test_the_end_of_a_run_names_objects_that_were_set_aside(
+    cli: Cli, spec_file: Path, log: SlotLog, driver: Callable[[Run], None]
+) -> None:
+    """They were found, although none of their rows was read."""
+    sealed = log.head().record
+    assert sealed is not None
+    per_source = {"EWR": {"dead_objects": 2}}
+    counters = Counters(read=0, released=0, per_source=per_source)
+    report = sealed.model_copy(update={"counters": counters})
+    decision = SimpleNamespace(barriers=(), frontier_after=0)
+
+    def run(_spec: PipelineSpec, options: RunOptions) -> RunOutcome:
+        options.on_epoch(EpochReport(sealed.id, 0, False, cast(Any, decision), report), 0.5)
+        return RunOutcome("finished", "all is read")
+
+    driver(run)
+    assert "no row was read: 2 objects were set aside" in cli("run", "flights.yaml").out
 
 
 def test_until_end_refuses_topics(cli: Cli, tmp_path: Path) -> None:

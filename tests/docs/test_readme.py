@@ -64,3 +64,9 @@ def test_the_first_pipeline_needs_no_other_page() -> None:
     assert "tidegate put orders" in section
     assert ".tidegate/store" in section
     assert "CSV, JSON lines, Parquet, Avro or ORC" in section
+
+
+def test_the_readme_is_short() -> None:
+    """At most 1,200 words, code included: what is longer has a page of its own."""
+    words = [word for word in TEXT.split() if re.search(r"\w", word)]
+    assert len(words) <= 1200

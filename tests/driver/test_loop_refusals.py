@@ -32,7 +32,7 @@ def test_an_outage_is_not_silence() -> None:
     assert isinstance(rig.bench.store, MemoryStore)
     rig.bench.store.hook = hook
     outcome = rig.run()
-    assert outcome.why == "no row for 0.5 s"
+    assert (outcome.why, outcome.trouble) == ("no row for 0.5 s", None)
     assert rig.bench.epochs()[-1].counters.read == 6
 
 
@@ -90,6 +90,26 @@ def test_time_in_which_no_one_asked_is_no_refusal() -> None:
 
     rig.stop.wait = sleep_once  # type: ignore[method-assign, assignment]
     assert rig.run().why == "2 epochs were asked for"
+
+
+def test_a_run_that_is_stopped_while_the_disk_is_full_says_so() -> None:
+    """Otherwise it looks as if there had been nothing to read."""
+    rig = LoopRig()
+    rig.feed(1)
+    wait = rig.stop.wait
+
+    def fill_disk(*_asked: Any, **_named: Any) -> EpochReport:
+        raise OSError(errno.ENOSPC, "No space left on device", "/scratch")
+
+    def stop_after_trouble(seconds: float | None = None) -> bool:
+        rig.stop.set()
+        return wait(seconds)
+
+    rig.engine.run_epoch = fill_disk  # type: ignore[method-assign]
+    rig.stop.wait = stop_after_trouble  # type: ignore[method-assign, assignment]
+    trouble = rig.run().trouble
+    assert trouble is not None
+    assert trouble.code == "driver.disk_full"
 
 
 def test_what_is_met_behind_a_full_disk_is_not_taken_for_one() -> None:

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
     create_splice_request,
+    note_splice_event,
     read_splice_request,
 )
 from tidegate.errors import ConfigurationError, TransientError
@@ -208,6 +210,26 @@ def test_a_forged_answer_merges_nothing(asking: Asking) -> None:
     olga = {"id": "olga", "name": "olga"}
     asking.results["approve"] = {"chosen_options": ["Approve"], "responded_by_user": olga}
     with pytest.raises(ConfigurationError, match="no one has answered"):
+        asking.merge()
+
+
+def test_an_approval_in_the_request_s_document_merges_nothing(asking: Asking) -> None:
+    """An operator's key may write the request. Approvals lie where only Airflow's tasks write."""
+    digest = asking.report("s1") and IMPACT["digest"]
+    facts = {"state": "approved", "approved_digest": digest, "decided_by": "olga"}
+    note_splice_event(asking.store, "p", "s1", "approved", who="olga", at=1, **facts)
+    with pytest.raises(ConfigurationError, match="no one has answered"):
+        asking.merge()
+
+
+def test_a_request_that_names_another_asker_afterwards_is_not_approved(asking: Asking) -> None:
+    """Who asked is who had asked when the effect was reported."""
+    asking.report("s1")
+    key = BucketLayout("p").splice_request_key("s1")
+    forged = read_splice_request(asking.store, "p", "s1").model_copy(update={"who": "eve"})
+    asking.store.put(key, forged.to_bytes())
+    asking.answer("Approve", "ann")
+    with pytest.raises(ConfigurationError, match="ann has asked for it"):
         asking.merge()
 
 

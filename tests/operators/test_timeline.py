@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from tests.operators.history import History
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.splice_requests import (
     SpliceRequest,
     create_splice_request,
@@ -61,6 +64,30 @@ def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
     assert (found["merge"]["who"], found["merge"]["at"]) == ("bob", 5_000)
     assert (found["verdict"]["why"], found["verdict"]["checkpoint"]) == ("late_ratio", str(last.id))
     assert found["driver"]["says"] == "the driver with token 1 began"
+
+
+def test_a_driver_s_death_is_told_before_the_next_epoch() -> None:
+    """And its successor, which has sealed nothing yet."""
+    store = MemoryStore()
+    History(store, "p").extend(2)
+
+    def list_tellings(holder: ProcessIdentity) -> list[str]:
+        lease = Lease.acquire(store, "p", holder)
+        body = {"state": "running", "started_at": lease.token * 1_000_000}
+        write_status(
+            store, "p", DriverStatus(token=lease.token, driver="d", step="wait", at=9, body=body)
+        )
+        events = StreamView(store, "p").read_timeline()
+        return [event["says"].partition(":")[0] for event in events if event["kind"] == "driver"]
+
+    dead = ProcessIdentity.this_process()
+    dead = dead.model_copy(update={"start_ticks": dead.start_ticks + 1})
+    first = "the driver with token 1 began"
+    assert list_tellings(dead) == ["the driver with token 1 is gone", first]
+    new = "the driver with token 2 began, and has sealed no checkpoint yet"
+    assert list_tellings(dead) == [new, "the driver with token 2 is gone", first]
+    new = new.replace("2", "3")
+    assert list_tellings(ProcessIdentity.this_process()) == [new, first]
 
 
 def test_only_a_change_of_the_verdict_is_an_event() -> None:

@@ -23,9 +23,17 @@ def report_batch(reports: SparkReports, **report: Any) -> None:
     reports.onQueryProgress(event)
 
 
-def end_query(reports: SparkReports, run: str, error: str) -> None:
-    """Report that a query has failed."""
+def report_idle(reports: SparkReports, run: str) -> None:
+    """Report that a trigger of a query has found nothing to do."""
     event = MagicMock()
     event.runId().toString.return_value = run
+    reports.onQueryIdle(event)
+
+
+def end_query(reports: SparkReports, run: str, error: str | None) -> None:
+    """Report that a query has ended, with or without an error."""
+    event = MagicMock()
+    event.runId().toString.return_value = run
+    event.exception().isDefined.return_value = error is not None
     event.exception().get.return_value = error
     reports.onQueryTerminated(event)

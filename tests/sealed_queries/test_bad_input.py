@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import CopyingStore
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
 from tidegate.jobs.cli.main import app
+from tidegate.jobs.driver.pipeline_run import stop_on_signals
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
@@ -82,7 +85,6 @@ def _open(folder: Path, spec: dict[str, Any], name: str = "clicks") -> Iterator[
 @pytest.mark.parametrize(
     ("facts", "code"),
     [
-        (WriterFacts(), "job.unnamed_query"),
         (WriterFacts(name="per minute"), "job.bad_query_name"),
         (WriterFacts(name="../etc"), "job.bad_query_name"),
         (WriterFacts(name="q", trigger="continuous"), "job.no_batches"),
@@ -105,6 +107,30 @@ def test_triggers_with_batches(session: JobSession, trigger: str | None) -> None
     assert folder == str(session._location.folder / "q")
     session._wait_for_queries()
     assert not session._stop.is_set()
+
+
+def test_the_only_query_without_a_name_gets_that_of_the_job(session: JobSession) -> None:
+    """A second one does not."""
+    facts = WriterFacts()
+    location = session._location.get_folder("clicks").address
+    assert session._start_query(facts) == location
+    assert facts.name == "clicks"
+    with pytest.raises(ConfigurationError) as refused:
+        session._start_query(WriterFacts())
+    assert refused.value.code == "job.unnamed_query"
+
+
+def test_a_query_that_spark_begins_anew_is_left_to_spark(session: JobSession) -> None:
+    """The sink `memory` takes no checkpoint, unless the mode is `complete`."""
+    with capture_logs() as lines:
+        assert session._start_query(WriterFacts(name="q", format="memory")) is None
+    assert [line["event"] for line in lines] == ["query_not_sealed"]
+    start_query(session._reports, "run", "q")
+    session._refuse_unseen_queries()
+    session._wait_for_queries()
+    assert session._loop.error is None
+    whole = WriterFacts(name="whole", format="memory", mode="complete")
+    assert session._start_query(whole) is not None
 
 
 def test_two_queries_of_one_name(session: JobSession) -> None:
@@ -248,7 +274,7 @@ def test_executors_elsewhere(session: JobSession, master: str) -> None:
     with pytest.raises(ConfigurationError, match="executors elsewhere"):
         session._adopt_session(spark)
     with pytest.raises(ConfigurationError, match="executors elsewhere"):
-        session._prepare_builder(SparkSession.Builder().config("spark.master", master))
+        session._choose_settings({"spark.master": master})
     with pytest.raises(ConfigurationError, match="Spark Connect"):
         session._adopt_session(object())
 
@@ -257,6 +283,7 @@ def test_executors_elsewhere_reach_the_bucket(session: JobSession, tmp_path: Pat
     """The next launch gets a new folder, as nothing proves their end; Spark Connect is refused."""
     spark, folder = MagicMock(), tmp_path / "launch"
     spark.sparkContext.master = "spark://host:7077"
+    spark.sparkContext._gateway.proc = None
     folder.mkdir()
     store = session._store
     assert isinstance(store, CopyingStore)
@@ -285,16 +312,28 @@ def test_the_jvm_of_a_script_reads_the_class_archive(
 ) -> None:
     """It starts sooner after a kill. Options of the script and of spark-defaults.conf follow and win."""
     monkeypatch.setattr(job_run, "build_archive_options", lambda: "-XX:SharedArchiveFile=a")
-    builder = SparkSession.Builder().config("spark.driver.extraJavaOptions", "-Xss2m")
+    given = {"spark.driver.extraJavaOptions": "-Xss2m"}
     for _ in range(2):
-        session._prepare_builder(builder)
-    options = builder._options
-    assert options["spark.driver.defaultJavaOptions"] == "-XX:SharedArchiveFile=a"
-    assert options["spark.driver.extraJavaOptions"] == "-Xss2m"
-    assert options["spark.master"] == "local[*]"
-    bare = SparkSession.Builder()
-    session._prepare_builder(bare)
-    assert "spark.driver.extraJavaOptions" not in bare._options
+        given |= session._choose_settings(given)
+    assert given["spark.driver.defaultJavaOptions"] == "-XX:SharedArchiveFile=a"
+    assert given["spark.driver.extraJavaOptions"] == "-Xss2m"
+    assert "spark.driver.extraJavaOptions" not in session._choose_settings({})
+
+
+def test_spark_chooses_the_master_of_a_script_that_names_none(session: JobSession) -> None:
+    """That of spark-defaults.conf counts, as without tidegate."""
+    assert "spark.master" not in session._choose_settings({})
+
+
+def test_spark_connect_is_refused_before_it_starts(
+    session: JobSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a setting, or by the environment."""
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._choose_settings({"spark.remote": "sc://host"})
+    monkeypatch.setenv("SPARK_REMOTE", "local")
+    with pytest.raises(ConfigurationError, match="Spark Connect"):
+        session._choose_settings({})
 
 
 def test_a_script_without_a_query(session: JobSession) -> None:
@@ -379,20 +418,95 @@ def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, 
     assert "1.delta" in session._loop.error.message
 
 
-def test_a_script_that_waits_for_its_query_leaves_the_error_to_spark(session: JobSession) -> None:
-    """Spark's report comes after the script's exception, and tells a lost race from a bad script."""
+def test_a_script_that_does_not_start_its_queries_is_stalled(tmp_path: Path) -> None:
+    """Those that the spec names, or else any; the time is that of the spec."""
+    for names, started in (([], []), (["p", "q"], ["q"])):
+        for made in _open(tmp_path, {**SPEC, "queries": names, "start_within": "1h"}):
+            for name in started:
+                made._start_query(WriterFacts(name=name))
+            made._refuse_stalled_start()
+            assert made._loop.error is None
+            made._began -= 3601
+            made._refuse_stalled_start()
+            assert made._loop.error is not None
+            assert made._loop.error.code == "job.start_stalled"
+            assert made._loop.error.failure_class is FailureClass.TRANSIENT
+
+
+def test_a_job_that_has_started_its_queries_is_not_stalled(session: JobSession) -> None:
+    """However long ago that was."""
     session._start_query(WriterFacts(name="q"))
-    start_query(session._reports, "run", "q")
-    end_query(session._reports, "run", "x: Race while writing batch 2")
-    session._options.script.write_text(
-        "from pyspark.errors import StreamingQueryException as E; raise E('STREAM_FAILED')"
-    )
-    report = threading.Timer(0.1, session._loop.check_queries)
-    report.start()
-    session._run_script()
-    report.join()
+    session._began -= 1e6
+    session._refuse_stalled_start()
+    assert session._loop.error is None
+
+
+def test_a_jvm_that_ends_ends_the_job(session: JobSession) -> None:
+    """Also if the script sleeps and never looks at its queries."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    spark = MagicMock()
+    spark.sparkContext.master, spark.sparkContext._gateway.proc = "local[2]", process
+    session._location.folder.mkdir()
+    session._adopt_session(spark)
+    session._refuse_lost_jvm()
+    assert session._loop.error is None
+    with process:
+        process.kill()
+    session._refuse_lost_jvm()
     assert session._loop.error is not None
-    assert session._loop.error.code == "job.sink_raced"
+    assert session._loop.error.failure_class.exit_code == 3
+
+
+class Ended:
+    """A query of PySpark that has ended: with this error, or its JVM gives this one."""
+
+    def __init__(self, failure: Exception | None = None, lost: Exception | None = None) -> None:
+        self._failure, self._lost = failure, lost
+
+    def exception(self) -> Exception | None:
+        """Tell how it ended."""
+        if self._lost is not None:
+            raise self._lost
+        return self._failure
+
+
+_LOST_RACE = RuntimeError("x: Race while writing batch 2")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"),
+    [
+        (Ended(_LOST_RACE), 3),
+        (Ended(RuntimeError("12,50 is no number")), 1),
+        (Ended(lost=ConnectionRefusedError("111")), 3),
+    ],
+)
+@pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
+def test_what_spark_reports_decides_how_a_job_ends(
+    session: JobSession, text: str, ended: Ended, code: int
+) -> None:
+    """Whatever the script makes of the end of its query."""
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = ended
+    session._options.script.write_text(text)
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - classified below
+        session._run_until_ended()
+    assert session._classify(failed.value).failure_class.exit_code == code
+
+
+@pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])
+def test_a_stop_has_the_same_end_whatever_the_script_makes_of_it(
+    session: JobSession, text: str
+) -> None:
+    """Exit code 0, and stopped."""
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended()
+    install = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
+    session._options.script.write_text(f"{install}; signal.raise_signal(signal.SIGTERM); {text}")
+    with stop_on_signals(session._stop):
+        assert session._run_until_ended().state == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -458,7 +572,7 @@ def test_the_log_of_a_file_sink_becomes_the_sealed_one(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text(f"{folder.name} {name}")
-    restore_sink(facts, sealed.parent, SealedPoint("clicks", frozenset(), 8, 0), SinkRewind.LOG)
+    restore_sink(facts, sealed.parent, SealedPoint("clicks", frozenset(), 8), SinkRewind.LOG)
     assert {path.name: path.read_text() for path in live.iterdir()} == {
         "7": "_sink 7",
         "8": "_sink 8",
@@ -471,7 +585,7 @@ def test_the_script_takes_batches_back() -> None:
     job.on_restore()(lambda query, batch: calls.append((query, batch)))
     facts = WriterFacts(name="q", format="kafka")
     for batch in (4, None):
-        point = SealedPoint("clicks", frozenset(), batch, 0)
+        point = SealedPoint("clicks", frozenset(), batch)
         restore_sink(facts, Path("/none"), point, SinkRewind.CALLBACK)
     assert calls == [("q", 4), ("q", None)]
 
@@ -489,7 +603,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, 0, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)

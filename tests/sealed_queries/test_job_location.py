@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_the_next_launch_goes_on_after_a_proven_end(
     _note_owner(first, other.pid)
     second = open_location(home, "uid", _sealed(bench).log.head(), 3)
     assert second.folder == first.folder
-    assert second.get_sealed_batch("q") == (0, bench.sealed[-1].created_at)
+    assert second.get_sealed_batch("q") == 0
 
 
 def test_a_job_of_another_store_is_not_gone_on_with(
@@ -121,26 +122,33 @@ def test_a_restore_begins_in_a_new_folder(
     commit_restore(bench.log, bench.lease, plan, request_id="r", who="w", why="y")
     second = open_location(home, "uid", bench.log.head(), 2)
     assert second.folder != first.folder
-    assert second.get_sealed_batch("q") == (None, 0)
+    assert second.get_sealed_batch("q") is None
     _note_owner(second, other.pid)
     assert open_location(home, "uid", bench.log.head(), 3).folder == second.folder
 
 
-def test_a_slot_knows_when_each_query_was_sealed(bench: JobBench, tmp_path: Path) -> None:
-    """A table is rolled back to a commit before that, not before the seal of another query."""
-    _sealed(bench)
-    other, made = bench.query("other")
-    made.commit(0)
-    bench.sealer.seal(other, 0, BatchReport())
-    first, last = bench.sealed
-    location = open_location(tmp_path / "home", "uid", bench.log.head(), 1)
-    assert location.get_sealed_batch("q") == (0, first.created_at)
-    assert location.get_sealed_batch("other") == (0, last.created_at)
-
-
-def test_old_folders_are_deleted(bench: JobBench, tmp_path: Path) -> None:
-    """All but the newest; without owners none of them is in use."""
+def test_two_launches_at_once_do_not_share_a_folder(
+    bench: JobBench, other: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """One that lost its lease while it started Spark has noted itself already."""
     home = tmp_path / "home"
+    first = open_location(home, "uid", bench.log.head(), 1)
+    _note_owner(first, other.pid)
+    other.kill()
+    other.wait()
+    second = open_location(home, "uid", bench.log.head(), 2)  # this process, which lives
+    third = open_location(home, "uid", bench.log.head(), 3)
+    assert (second.folder == first.folder, third.folder == second.folder) == (True, False)
+
+
+def test_old_folders_are_deleted_whatever_the_clock_says(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All but the newest, by the token of the lease; without owners none of them is in use."""
+    home, made = tmp_path / "home", []
     for token in range(1, 9):
-        open_location(home, "uid", bench.log.head(), token)
-    assert len([path for path in home.iterdir() if path.is_dir()]) == 3
+        earlier = time.gmtime(1_800_000_000 - 60 * token)
+        monkeypatch.setattr(job_location.time, "gmtime", lambda *_, at=earlier: at)
+        made.append(open_location(home, "uid", bench.log.head(), token).folder)
+        (made[-1] / job_location._OWNERS_FILE).unlink()
+    assert [path for path in made if path.exists()] == made[-3:]

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.sealed_queries.conftest import JobBench
-from tidegate.checkpoints.batch_notes import BatchReport
+from tidegate.checkpoints.batch_notes import BatchReport, SinkPlan, SinkRewind
 from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sealed_queries.sink_restore import (
     find_newest_written,
+    list_lineage,
     list_query_ids,
     refuse_sink_ahead,
 )
@@ -61,3 +63,38 @@ def test_a_second_restore_right_after_one_to_the_beginning_leaves_no_slot_zero(
             bench.log, bench.lease, plan, request_id=f"r{number}", who="ann", why="a mistake"
         )
     assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+
+
+def test_what_a_restore_owes_outlives_the_batches_that_were_left(bench: JobBench) -> None:
+    """Retention may retire them before the next launch; the fork names the query all the same."""
+    query, made = bench.query("q", SinkRewind.LOG)
+    for batch in range(5):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, None)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    policy = RetentionPolicy(keep_last=1, keep_for=0, grace=0)
+    retired = Retention(bench.log, policy, external=list).run().retired
+    assert len(retired) == 5
+    (fork,) = bench.log.list_forks()
+    owed = [SinkPlan.model_validate(one) for one in fork.sinks]
+    assert [(one.query, one.newest, one.batch, one.rewind) for one in owed] == [
+        ("q", 4, None, SinkRewind.LOG)
+    ]
+    assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+    assert list_query_ids(bench.log, bench.log.head().record, "another") == frozenset()
+
+
+def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBench) -> None:
+    """Batches behind a fork belong to no later timeline, whatever their number."""
+    query, made = bench.query("q")
+    for batch in range(4):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, bench.sealed[1].id)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    assert list_lineage(bench.log, bench.log.head(), "q", 1) == {0: 1, 1: 1}
+    bench.sealer = bench.make_sealer()
+    for batch in (2, 3):
+        bench.sealer.seal(query, batch, BatchReport())
+    assert list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}

@@ -17,33 +17,52 @@ from tidegate.jobs.sealed_queries.sink_restore import (
     SealedPoint,
     TableCommit,
     _read_snapshot,
+    _read_version,
+    build_commit_marks,
     can_roll_back,
     choose_commit,
     roll_back_table,
 )
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
-_FOREVER = 1 << 60
+
+def _commits(*batches: int, launch: tuple[int, int] | None = (0, 1)) -> list[TableCommit]:
+    return [TableCommit(n, "q", batch, "", launch) for n, batch in enumerate(batches)]
 
 
-def _commits(*batches: int, query: str = "q") -> list[TableCommit]:
-    return [TableCommit(n, 100 + n, query, batch) for n, batch in enumerate(batches)]
+def _point(batch: int | None, lineage: dict[int, int] | None = None) -> SealedPoint:
+    return SealedPoint("clicks", frozenset({"q"}), batch, lineage or {0: 1 << 30})
 
 
-def _point(batch: int | None, before: int = _FOREVER) -> SealedPoint:
-    return SealedPoint("clicks", frozenset({"q"}), batch, before)
+def _choose_id(known: list[TableCommit], point: SealedPoint) -> int:
+    chosen = choose_commit(known, known, point)
+    assert chosen is not None
+    return chosen.id
 
 
-def test_the_newest_commit_of_the_batch_before_its_seal_is_chosen() -> None:
-    """Batch 1 exists twice, on two timelines: the older seal means the older commit."""
-    known = _commits(0, 1, 2, 1, 2)
-    newest, older = (
-        choose_commit(known, known, _point(1)),
-        choose_commit(known, known, _point(1, 102_000)),
-    )
-    assert newest is not None
-    assert older is not None
-    assert (newest.id, older.id) == (3, 1)
+def test_the_timeline_decides_between_two_commits_of_a_batch() -> None:
+    """Batch 2 exists on two timelines, which part after batch 1; so clocks do not matter."""
+    again = [TableCommit(9, "q", 2, "", (1, 2)), TableCommit(10, "q", 3, "", (1, 2))]
+    known = [*_commits(0, 1, 2, 3), *again]
+    assert _choose_id(known, _point(2)) == 2
+    assert _choose_id(known, _point(2, {0: 1, 1: 2})) == 9
+    assert _choose_id(known, _point(1, {0: 1, 1: 2})) == 1
+    # A batch without a commit leaves the one before, not that of the timeline that was left.
+    assert _choose_id(known[:4], _point(2, {0: 1, 1: 2})) == 1
+
+
+def test_the_last_launch_decides_between_two_commits_of_a_timeline() -> None:
+    """A launch in a new folder takes a batch back that was not sealed, and writes it again."""
+    known = [*_commits(0, 1), TableCommit(7, "q", 1, "", (0, 2))]
+    assert _choose_id(known, _point(1)) == 7
+
+
+def test_commits_of_older_versions_are_not_guessed() -> None:
+    """They do not note their launch: one of a batch is chosen, several are refused."""
+    known = _commits(0, 1, 2, 1, 2, launch=None)
+    assert _choose_id(known, _point(0)) == 0
+    with pytest.raises(LookupError, match=r"several commits of batch 1 .*: 1, 3"):
+        choose_commit(known, known, _point(1))
 
 
 def test_a_batch_that_wrote_nothing_leaves_the_one_before() -> None:
@@ -56,7 +75,7 @@ def test_a_batch_that_wrote_nothing_leaves_the_one_before() -> None:
 
 def test_the_beginning_is_before_the_first_commit_of_the_query() -> None:
     """What was in the table before stays."""
-    foreign = TableCommit(9, 1, None, -1, "append")
+    foreign = TableCommit(9, None, -1, "append")
     assert choose_commit([foreign, *_commits(0, 1)], [], _point(None)) == foreign
     assert choose_commit(_commits(0, 1), [], _point(None)) is None
 
@@ -122,6 +141,20 @@ def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
     assert _rows(table) == [0, 1, 2]
 
 
+def test_a_table_notes_the_launch_in_each_commit(table: WriterFacts) -> None:
+    """By an option of the writer; a note of the script's own stays."""
+    assert build_commit_marks(table, 2, 7) == {"userMetadata": "tidegate.launch=t2-000007"}
+    info = DeltaTable(table.path or "").history(1)[0]
+    marked = info | {"userMetadata": "tidegate.launch=t2-000007"}
+    assert _read_version(marked).launch == (2, 7)
+    assert _read_version(info | {"userMetadata": "mine"}).launch is None
+    table.note_options(userMetadata="mine")
+    assert build_commit_marks(table, 2, 7) == {}
+    iceberg = WriterFacts(name="q", format="iceberg", path="t")
+    assert build_commit_marks(iceberg, 2, 7) == {"snapshot-property.tidegate.launch": "t2-000007"}
+    assert build_commit_marks(WriterFacts(name="q", format="kafka"), 2, 7) == {}
+
+
 def test_iceberg_snapshots_are_read_with_their_writer() -> None:
     """A rollback has marked its own."""
 
@@ -131,8 +164,10 @@ def test_iceberg_snapshots_are_read_with_their_writer() -> None:
         snapshot.operation.return_value = "delete"
         return _read_snapshot(snapshot)
 
-    own = read(**{"spark.sql.streaming.queryId": "q", "spark.sql.streaming.epochId": "3"})
-    assert (own.query, own.batch, own.operation) == ("q", 3, "delete")
+    note = {"spark.sql.streaming.queryId": "q", "spark.sql.streaming.epochId": "3"}
+    own = read(**note, **{"tidegate.launch": "t2-000007"})
+    assert (own.query, own.batch, own.operation, own.launch) == ("q", 3, "delete", (2, 7))
+    assert read(**note).launch is None
     assert read().operation == "delete"
     assert read(**{"tidegate.rollback": "q"}).operation in _ROWLESS
 

@@ -19,7 +19,7 @@ from tests.sinks.conftest import UID, World, make_spec
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
-from tidegate.jobs.sinks.base_follower import SlotFollower, expand_variables
+from tidegate.jobs.sinks.base_follower import SlotFollower, resolve_sink_address
 from tidegate.jobs.sinks.errors import LedgerMovedError
 from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.files_webhook import AtLeastOnceSink, FilesSink
@@ -371,9 +371,9 @@ def test_an_error_names_the_variable_that_is_not_set(monkeypatch: pytest.MonkeyP
     """By its name, without the characters around it; the others are put in."""
     monkeypatch.setenv("HOST", "db")
     monkeypatch.delenv("PASSWORD", raising=False)
-    assert expand_variables("host=${HOST}", "orders") == "host=db"
+    assert resolve_sink_address("orders", "url", "host=${HOST}") == "host=db"
     with pytest.raises(ConfigurationError) as raised:
-        expand_variables("host=${HOST} password=${PASSWORD}", "orders")
+        resolve_sink_address("orders", "url", "host=${HOST} password=${PASSWORD}")
     assert "orders" in str(raised.value)
     assert "PASSWORD" in str(raised.value)
     assert "{" not in str(raised.value)

@@ -266,6 +266,35 @@ def test_bad_csv_rows_keep_their_place(tmp_path: Path) -> None:
     assert [row.seq for row in rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_byte_that_is_not_utf8_costs_its_row(tmp_path: Path, form: str) -> None:
+    """Also in a line with too many values; its neighbours are rows."""
+    made = csv("2026-03-01T00:00:00Z,{},0", "2026-03-01T00:00:01Z,b,1")
+    data = made.replace(b"{}", b"a\xff\xfe,")[:-1] + b"\n2026-03-01T00:00:02Z,\xc3,2\n"
+    if form == "json":
+        data = lines(ROWS[0], ROWS[1], ROWS[2]).replace(b'"a"', b'"\xc3"')
+    rows, _ = read({"1." + form: data}, tmp_path, format=form)
+    first = "the line has more or fewer values than there are columns"
+    assert [row.bad and row.bad[1] for row in rows] == [
+        first if form == "csv" else "the line is not UTF-8",
+        None,
+        "the line is not UTF-8",
+    ]
+
+
+def test_csv_text_behind_a_closing_quote_costs_its_row(tmp_path: Path) -> None:
+    """A backslash does not quote a quote, and no quote moves without a word."""
+    at = "2026-03-01T00:00:00Z"
+    good = {'"a""b"': 'a"b', '"a,b\n"': "a,b\n", 'a"b': 'a"b', '"a"""': 'a"', '""': "", '""""': '"'}
+    odd = ['"5\\" disk"', '"a" b', '"" b', '"a""" b', '"a,""b"" c" d']
+    rows, _ = read(
+        {"1.csv": csv(*(f"{at},{value},1" for value in [*good, *odd]))}, tmp_path, format="csv"
+    )
+    assert [row.values["item"] for row in rows if not row.bad] == [*good.values()]
+    said = [row.bad[1] for row in rows if row.bad]
+    assert said == ["a value goes on behind its closing quote"] * len(odd)
+
+
 def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
     """A column no one declared is left out and named in the plan, unless `added: dead_letter`."""
     text = lines({**ROWS[0], "x": 1, 'y"': 2}, *ROWS[1:])

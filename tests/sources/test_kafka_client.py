@@ -6,9 +6,11 @@ tests/e2e/test_kafka.py and its neighbours read a real broker with it.
 from __future__ import annotations
 
 from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 from tidegate.errors import ConfigurationError, TransientError
@@ -132,8 +134,15 @@ def test_errors_are_told_in_the_words_of_the_catalogue(
 class Event:
     """A message of the library, or an error of a partition."""
 
-    def __init__(self, partition: int, offset: int, error: Told | None = None) -> None:
+    def __init__(
+        self, partition: int, offset: int, error: Told | None = None, time: int = 0
+    ) -> None:
         self._partition, self._offset, self._error = partition, offset, error
+        self._time = time
+
+    def timestamp(self) -> tuple[int, int]:
+        """Its kind and the milliseconds."""
+        return 1, self._time
 
     def topic(self) -> str | None:
         """None for an error that concerns no topic."""
@@ -167,6 +176,7 @@ class Consumer:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.unassigned: list[int] = []
+        self.tell_error = settings["error_cb"]
 
     def assign(self, places: list[Any]) -> None:
         """Nothing is fetched."""
@@ -175,11 +185,17 @@ class Consumer:
         """Note it."""
         self.unassigned += [place.partition for place in places]
 
+    def poll(self, seconds: float) -> None:
+        """Call back with an error that came between two ranges."""
+        self.tell_error(Told("_AUTHENTICATION"))
+
     def unassign(self) -> None:
         """Nothing is left."""
 
     def consume(self, number: int, seconds: float) -> list[Event]:
         """The next batch; none when all were handed out."""
+        if self.batches:
+            self.tell_error(Told("_AUTHENTICATION"))
         return self.batches.pop(0) if self.batches else []
 
     def close(self) -> None:
@@ -236,3 +252,70 @@ def test_silence_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that sends nothing of a range that it has is not waited for without end."""
     with pytest.raises(TransientError, match="nothing came"):
         read(monkeypatch, {0: (0, 9)}, [Event(0, 0)])
+
+
+def test_an_old_refusal_explains_no_later_outage_of_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker that restarts during a login looks like one that refuses it.
+
+    Between two ranges, and before messages that came all the same.
+    """
+    with pytest.raises(TransientError, match="nothing came"):
+        read(monkeypatch, {0: (0, 9)})
+    with pytest.raises(TransientError, match="nothing came"):
+        read(monkeypatch, {0: (0, 9)}, [Event(0, 0)])
+
+
+class Admin:
+    """Answers a question about a topic, or does not."""
+
+    answers: ClassVar[bool] = True
+    heard: ClassVar[list[str]] = []
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._tell_error = settings["error_cb"]
+
+    def poll(self, seconds: float) -> None:
+        """Call back with what was heard."""
+        while self.heard:
+            self._tell_error(Told(self.heard.pop()))
+
+    def describe_topics(self, names: Any, request_timeout: float) -> Any:
+        """Answer with a topic, or fail."""
+        if not self.answers:
+            raise confluent_kafka.KafkaException(Told("_TIMED_OUT"))
+        half = SimpleNamespace(get_most_significant_bits=int, get_least_significant_bits=int)
+        topic = SimpleNamespace(topic_id=half, partitions=[])
+        return {"t": SimpleNamespace(result=lambda: topic)}
+
+
+@pytest.mark.parametrize("question", ["read_offsets", "read_topic_id"])
+def test_an_old_refusal_explains_no_later_outage_of_a_question(
+    monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """The error of the question that failed counts."""
+    monkeypatch.setattr("confluent_kafka.admin.AdminClient", Admin)
+    monkeypatch.setattr(Admin, "answers", True)
+    settings = {"isolation.level": "read_committed"}
+    offsets = ClientTopicOffsets(KafkaOptions(servers="b:9092", topic="t"), settings)
+    assert offsets.read_topic_id() is None
+    Admin.heard.append("_AUTHENTICATION")
+    monkeypatch.setattr(Admin, "answers", False)
+    with pytest.raises(TransientError, match="could not be reached"):
+        getattr(offsets, question)()
+
+
+def test_a_time_that_no_column_holds_costs_only_its_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nanoseconds in the place of milliseconds come as null, beside the times of the others."""
+    monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
+    held = [1_700_000_000_000, -1, 2**63 // 1000]
+    stamps = [*held, held[-1] + 1, -held[-1] - 1, 1_700_000_000_000_000_000]
+    events = [Event(0, offset, time=stamp) for offset, stamp in enumerate(stamps)]
+    monkeypatch.setattr(Consumer, "batches", [events])
+    reader = RangeReader("web", KafkaOptions(servers="b:9092", topic="t", timestamp="sent"), {})
+    (batch,) = reader.read_ranges({0: (0, len(events))})
+    times = batch["timestamp"].cast(pa.int64()).to_pylist()
+    assert times == [*(stamp * 1000 for stamp in held), None, None, None]

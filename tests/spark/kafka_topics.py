@@ -56,6 +56,7 @@ def rows(
     *,
     key: bytes = b"ann",
     header: bytes = b"phone",
+    sent: datetime | None = SENT,
     plain: Path | None = None,
     in_driver: bool = False,
     **more: Any,
@@ -69,7 +70,7 @@ def rows(
             "t",
             0,
             n,
-            SENT,
+            sent,
             headers,
         )
         for n, v in enumerate(values)

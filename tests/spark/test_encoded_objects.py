@@ -148,6 +148,7 @@ def rows_at(*seconds: int) -> Rows:
     return [{"t": s * SECOND, "kind": None, "k": "x", "n": 1, "v": 0.5} for s in seconds]
 
 
+@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_rows_that_cannot_be_decoded_are_dead_letters(
     session: SparkSession, tmp_path: Path, form: str

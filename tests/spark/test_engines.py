@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -10,7 +11,7 @@ import pytest
 
 from tests.spark.agreement import spec_of
 from tests.spark.engine_agreement import prove
-from tidegate.jobs.rows.column_casts import cast_to_declared
+from tidegate.jobs.rows.row_texts import write_row_texts
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
@@ -87,24 +88,39 @@ def test_a_timestamp_that_select_casts_keeps_its_zone(cast: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_row_that_could_not_be_decoded_is_shown_alike(session: SparkSession) -> None:
-    """Quotes, control characters, what is beyond ASCII, and offsets, in the text of a dead letter."""
+def test_a_dead_row_is_shown_as_spark_shows_it(session: SparkSession) -> None:
+    """All types that can be read, with what their texts may have: signs, zones, digits, nulls."""
     texts = [*map(chr, range(128)), '\\"/', "\u2028\u00fc\U0001f30a\ufffd", "", "  "]
-    own = {"_why": pa.string(), "_text": pa.string(), "_at": pa.int64(), "k": pa.string()}
-    places = {"_m": pa.int32(), "_p": pa.int32(), "_o": pa.int64(), "_row": pa.int64()}
-    rows = [
-        {"_why": f"x {text}", "_text": text, "_at": n, "_m": 0, "_p": 0, "_o": 0, "_row": n}
-        for n, text in enumerate(texts)
-    ]
-    table = pa.Table.from_pylist(rows, pa.schema([*own.items(), *places.items()]))
-    physical = {name: str(kind) for name, kind in own.items()}
-    source = spec_of(sources={"a": {}, "b": {}}).sources["a"]
-    shown = [
-        cast_to_declared(frame, source, physical).selectExpr("_dead", "_detail", "_json").toArrow()
-        for frame in (DuckFrame.from_table(table), session.createDataFrame(table))
-    ]
-    assert shown[0].to_pylist() == shown[1].to_pylist()
-    assert shown[0]["_json"][0].as_py() == '{"_why":"x \\u0000","_text":"\\u0000","_at":0}'
+    doubles = [0.1, -0.0, 1e7, 12345678.25, 1e-3, 1.5e-5, 1e300, float("nan"), float("-inf"), None]
+    times = [0, -1, 1_700_000_000_123_456, 253_402_300_799_999_999, None]
+    who = pa.struct([("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    names = [None, {"name": None, "at": 5}, {"name": "x", "at": None}]
+    values: dict[str, Any] = {
+        "text": pa.array(texts),
+        "double": pa.array(doubles),
+        "float": pa.array(doubles[:6], pa.float32()),
+        "whole": pa.array([None, -(2**63), 2**63 - 1]),
+        "flag": pa.array([True, False, None]),
+        "time": pa.array(times, pa.timestamp("us", "UTC")),
+        "local": pa.array(times, pa.timestamp("us")),
+        "day": pa.array([0, -1, 19_000, None], pa.date32()),
+        "bytes": pa.array([b"", b"\x00\xff", None]),
+        "price": pa.array([Decimal("0.10"), Decimal("-7.00"), None], pa.decimal128(6, 2)),
+        "list": pa.array([[1, None], [], None], pa.list_(pa.int64())),
+        "who": pa.array(names, who),
+        "many": pa.array([names, None], pa.list_(who)),
+    }
+    size = max(map(len, values.values()))
+    table = pa.table(
+        {
+            name: pa.concat_arrays([own, pa.nulls(size - len(own), own.type)])
+            for name, own in values.items()
+        }
+    )
+    rows = session.createDataFrame(table).coalesce(1)
+    read = [name if name != "local" else "CAST(local AS timestamp_ntz) AS local" for name in values]
+    shown = rows.selectExpr(*read).selectExpr("to_json(struct(*)) AS shown")
+    assert write_row_texts(table) == shown.toArrow()["shown"].to_pylist()
 
 
 def test_a_duckdb_engine_is_replaced_and_open_sessions_keep_theirs() -> None:

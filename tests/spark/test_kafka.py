@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
@@ -20,6 +21,9 @@ from pyspark.errors import PySparkException
 from tests.spark.kafka_topics import COLUMNS, SENT, proto, rows, spec_of
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
+from tidegate.jobs.spark.json_decoding import split_messages
+from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
 from tidegate.jobs.spark.kafka_staging import _translate_job_error
 
 if TYPE_CHECKING:
@@ -112,6 +116,20 @@ def test_one_pass_is_as_exact_as_two(session: SparkSession) -> None:
     assert found[7]["item"] == '{"a":[1,"b"]}'
 
 
+def test_the_bytes_of_a_registry_s_serializer_are_named(session: SparkSession) -> None:
+    """A serializer of JSON Schema puts the byte 0 and the schema's id before the object."""
+    framed = b'\x00\x00\x00\x01\x02{"at": "2026-03-01T10:00:00Z", "n": 1}'
+    found = rows(session, [framed, b"\x00\x00\x00"])
+    said = (
+        "the message is not a JSON object: it begins with the 5 bytes of a serializer that uses a"
+    )
+    assert (found[0]["_why"].partition(" schema registry, ")[::2]) == (
+        said,
+        "schema 258; payload: json reads JSON without them",
+    )
+    assert found[1]["_why"] == "the message is not a JSON object"
+
+
 def test_options(session: SparkSession) -> None:
     """Unknown fields may be ignored, times may be numbers, names may have changed, tombstones may
     be rows.
@@ -187,6 +205,21 @@ def test_text_that_is_none(session: SparkSession) -> None:
         "\ufffd",
         "key \ufffd",
     ]
+
+
+def test_a_message_whose_own_time_no_column_holds(session: SparkSession) -> None:
+    """It is a dead letter at its offset, and never decoded without Spark."""
+    text = '{"at": "2026-03-01T10:00:00Z"}'
+    found = rows(session, [text], sent=None)
+    assert [(row["at"], row["_why"]) for row in found] == [
+        (None, "the timestamp of the message is more than a column holds")
+    ]
+    plan = plan_plain_messages(spec_of(kafka={"headers": {}}))
+    assert plan is not None
+    message = {"key": b"ann", "value": text.encode(), "partition": 0, "offset": 0}
+    both = [{**message, "timestamp": sent} for sent in (SENT, None)]
+    decoded, others = split_messages(pa.RecordBatch.from_pylist(both, MESSAGE_SCHEMA), plan)
+    assert (decoded["sent"].to_pylist(), others["timestamp"].to_pylist()) == ([SENT], [None])
 
 
 def test_numbers_beyond_time(session: SparkSession) -> None:

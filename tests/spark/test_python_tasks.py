@@ -19,7 +19,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import encode_parquet
-from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
@@ -76,6 +76,31 @@ def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "open_cut", refuse)
 
 
+CONDITIONS: list[dict[str, Any]] = [
+    {},
+    {"where": "n > 0"},
+    {
+        "rules": {
+            "small": {"predicate": "n < 5", "severity": "drop"},
+            "known": {"predicate": "k in ('x', 'y')", "severity": "quarantine"},
+            "even": {"predicate": "n % 2 = 0"},
+            "low": {"predicate": "v <= 9.5", "severity": "warn"},
+        }
+    },
+    {
+        "where": "k is not null",
+        "select": {
+            "t": "t",
+            "kind": "kind",
+            "k": "cast(coalesce(k, 'z') as string)",
+            "n": "cast(n - 1 as long)",
+            "v": "v",
+        },
+        "rules": {"whole": {"predicate": "n >= 0", "severity": "quarantine"}},
+    },
+]
+
+
 def draw_windows(draw: random.Random) -> dict[str, Any]:
     """Tumbling and sliding windows with drawn options."""
     shapes: list[dict[str, Any]] = [
@@ -115,13 +140,16 @@ def test_tasks_agree_with_the_oracle(
         "a": {"barriers": marks} if draw.random() < 0.5 else {},
         "b": {"punctuation": punctuation} if draw.random() < 0.5 else {"max_jump": "30s"},
     }
+    for source in sources.values():
+        source.update(draw.choice(CONDITIONS))
     pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
     for epoch in range(5):
         for source in "ab":
             for partition in draw.choice([["0"], ["0", "1"]]):
-                pair.put(
-                    source, [r for r in rows_of(draw, 8 * epoch) if r["t"] is not None], partition
-                )
+                rows = rows_of(draw, 8 * epoch)
+                for row in rows:
+                    row["t"] = row["t"] if draw.random() < 0.9 else None
+                pair.put(source, rows, partition)
         pair.run(epoch * SECOND)
     pair.run(300 * SECOND, done=True)
     for _ in range(20):
@@ -232,18 +260,54 @@ def test_late_rows_under_error_name_the_first_one(session: SparkSession, tmp_pat
         pair._move("spark", surveyed, decision)
 
 
-def test_dead_rows_are_letters_or_refused(session: SparkSession, tmp_path: Path) -> None:
-    """By `on_bad`; the first one is named."""
-    for on_bad in ("dead_letter", "fail"):
-        pair = Pair(spec_with({"w": WINDOW}, {"a": {"on_bad": on_bad}}), session, tmp_path / on_bad)
-        pair.put("a", [{"t": SECOND, "k": "x"}, {"t": None, "k": "y"}, {"t": None, "k": "z"}])
-        if on_bad == "fail":
-            with pytest.raises(PoisonError, match=r"the first is row 1 of .*no_event_time"):
-                pair._survey("spark", pair_cut(pair))
-            continue
-        moved, _ = pair.run(0)
-        assert moved.counters.dead_lettered == 2
-        assert [row["reason"] for row in pair.table("dead_letters")] == ["no_event_time"] * 2
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("on_bad", ["dead_letter", "fail"])
+def test_dead_rows_are_letters_or_refused(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad: str
+) -> None:
+    """Tasks write the letters, or name the first row in the order of the cut."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    sources: dict[str, dict[str, Any]] = {"a": {}, "b": {"on_bad": on_bad}, "c": {"on_bad": on_bad}}
+    pair = Pair(spec_with({"w": WINDOW}, sources), session, tmp_path)
+    for source in sources:
+        pair.put(source, [{"t": SECOND, "k": "x"}, {"t": None, "k": "y", "v": 0.5}, {"t": None}])
+    if on_bad == "fail":
+        with pytest.raises(PoisonError, match=r"bad rows in b/0; the first is row 1 of .*no_event"):
+            pair._survey("spark", pair_cut(pair))
+        return
+    moved, _ = pair.run(0)
+    assert moved.counters.dead_lettered == 6
+    assert len(moved.files["dead_letters"]) == 3
+    letter = pq.read_table(tmp_path / "store" / moved.files["dead_letters"][0].key)
+    assert letter.to_pylist()[0] | {"etag": ""} == {
+        "reason": "no_event_time",
+        "detail": "t",
+        "object": "inbox/a/0-00000.parquet",
+        "etag": "",
+        "row": '{"k":"y","v":0.5}',
+        "_source": "a",
+        "_partition": "0",
+        "_seq": 1,
+        "_timeline": 0,
+        "_epoch": 1,
+    }
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_a_rule_that_stops_the_epoch_names_its_first_row(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Before a barrier; what is behind it belongs to another epoch."""
+    source = {
+        "rules": {"low": {"predicate": "n < 5", "severity": "fail"}},
+        "barriers": {"kind": "kind", "types": ["stop"]},
+    }
+    pair = Pair(spec_with({"w": WINDOW}, {"a": source}), session, tmp_path)
+    good = {"t": SECOND, "kind": "data", "k": "x", "n": 1, "v": 0.5}
+    pair.put("a", [good, {**good, "kind": "stop"}, {**good, "n": 7}])
+    pair.run(SECOND)
+    with pytest.raises(BrokenRuleError, match=r'row 2 of inbox/a/.* breaks rule low .*"n":7'):
+        pair._survey("spark", pair_cut(pair))
 
 
 @pytest.mark.usefixtures("only_tasks")

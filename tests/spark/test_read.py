@@ -25,7 +25,6 @@ from tidegate.jobs.spark.cut_reader import CutFrame
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
     MemberScans,
-    has_dead_letters,
     has_room_in_driver,
     survey_cut,
 )
@@ -91,16 +90,6 @@ def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
     key = piece().parts[0]["key"]
     assert isinstance(unreadable_objects_error([key]), TransientError)
     assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)
-
-
-def test_a_row_without_a_time_is_a_dead_letter_also_where_a_rule_warns() -> None:
-    """The rule sees the row, because its values fit, and finds nothing wrong."""
-    warned, timeless = (None, None, "low"), ("no_event_time", None, "")
-    filtered, unruled = ("filtered", None, None), (None, None, None)
-    for rows, dead in (([warned, filtered], False), ([timeless], True), ([unruled], True)):
-        columns = zip(("_dead", "_rule", "_warned"), zip(*rows, strict=True), strict=True)
-        judged = pa.table({name: pa.array(values, pa.string()) for name, values in columns})
-        assert has_dead_letters(judged) is dead
 
 
 def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,8 @@ from tests.splice.worlds import (
 )
 
 from tidegate.errors import ConfigurationError, PoisonError
-from tidegate.jobs.rules.recomputation import WindowBounds
+from tidegate.jobs.rules.duck_frame import open_database
+from tidegate.jobs.rules.recomputation import WindowBounds, recompute_results
 from tidegate.jobs.sinks.published_tables import select_current_revisions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.splice.merge import (
@@ -580,3 +582,23 @@ def test_sessions_that_touch_overlap_only_where_touching_ones_merge() -> None:
     assert not target.has_overlapping_sessions(merge_touching=False)
     target.published_results[1]["_ws"] = 9
     assert target.has_overlapping_sessions(merge_touching=False)
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_keys_that_look_alike_as_texts_are_told_apart(kind: str) -> None:
+    """A key may hold any character, and -0.0 is the key 0.0."""
+    span = {"size": "10s"} if kind == "tumbling" else {"gap": "10s"}
+    aggregates = {"n": "count(*)"}
+    window = {"kind": kind, **span, "keys": ["x", "y", "f"], "aggregates": aggregates}
+    columns = {"t": "timestamp", "x": "string", "y": "string", "f": "double"}
+    source = {"path": "a/", "schema": columns, "event_time": "t", "lag": "0"}
+    spec = spec_of(sources={"a": source}, windows={"w": window})
+    keys = [("a\x1fvb", "c", 0.0), ("a", "b\x1fvc", 0.0), (None, "n", 1.5), ("n", None, 1.5)]
+    schema = pa.schema([("x", pa.string()), ("y", pa.string()), ("f", pa.float64())])
+    schema = schema.append(pa.field("n", pa.int64()))
+    rows = [dict(zip("xyf", key, strict=True), _et=1, _end=2, _seq=0, _so=0) for key in keys]
+    with open_database(for_frames=True) as db:
+        db.register("accepted", pa.Table.from_pylist([*rows, {**rows[0], "f": -0.0}]))
+        targets = [WindowBounds(key, 0, 10 * SECOND) for key in keys]
+        found = recompute_results(db, spec.windows["w"], "accepted", targets, schema)
+    assert [one["n"] for one in found] == [2, 1, 1, 1]

@@ -1,0 +1,143 @@
+"""Rows as JSON texts, as `to_json` of Spark SQL writes them: nulls of a row are left out.
+
+Of a double, Spark may write one more digit, which means the same number.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Texts = list[str | None]
+"""A JSON text for each value; None for null."""
+
+_SHORT: Final = {
+    '"': '\\"',
+    "\\": r"\\",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+}
+_ESCAPES: Final = str.maketrans({chr(i): f"\\u{i:04X}" for i in range(32)} | _SHORT)
+_LEAST_PLAIN: Final = 1e-3
+_LEAST_SCIENTIFIC: Final = 1e7
+
+
+def write_row_texts(rows: pa.Table) -> list[str]:
+    """Return each row as a JSON object."""
+    columns = rows.combine_chunks().columns
+    texts = [_write_values(_join_chunks(column)) for column in columns]
+    return _write_objects(rows.column_names, texts, rows.num_rows)
+
+
+def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def _write_objects(names: list[str], columns: list[Texts], rows: int) -> list[str]:
+    heads = [f"{_quote(name)}:" for name in names]
+    found = []
+    for row in range(rows):
+        values = zip(heads, (column[row] for column in columns), strict=True)
+        found.append(f"{{{','.join(head + text for head, text in values if text is not None)}}}")
+    return found
+
+
+def _write_values(values: pa.Array) -> Texts:
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return _write_values(values.dictionary_decode())
+    if pa.types.is_struct(kind):
+        children = [_write_values(child) for child in values.flatten()]
+        texts = _write_objects([own.name for own in kind], children, len(values))
+        known = values.is_valid().to_pylist()
+        return [text if valid else None for text, valid in zip(texts, known, strict=True)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [None if item is None else _write_list(item) for item in _split_lists(values)]
+    write = _choose_writer(kind)
+    plain = _make_plain(values).to_pylist()
+    return [None if value is None else write(value) for value in plain]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        check(kind)
+        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
+
+
+def _split_lists(values: pa.Array) -> list[pa.Array | None]:
+    return [item.values if item.is_valid else None for item in values]
+
+
+def _write_list(items: pa.Array) -> str:
+    texts = ("null" if text is None else text for text in _write_values(items))
+    return f"[{','.join(texts)}]"
+
+
+def _make_plain(values: pa.Array) -> pa.Array:
+    """Times as texts, because Python has no years beyond 9999; texts as bytes that may be wrong."""
+    kind = values.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return values.cast(pa.int64())
+    if pa.types.is_timestamp(kind):
+        return _write_times(values.cast(pa.int64()), kind.unit, "ms", "Z" if kind.tz else "")
+    if pa.types.is_date32(kind):
+        return _write_times(values.cast(pa.int32()), "D", "D", "")
+    if _is_text(kind):
+        return values.cast(pa.large_binary())
+    return values
+
+
+def _write_times(ticks: pa.Array, unit: str, shown: str, zone: str) -> pa.Array:
+    numbers = pc.fill_null(ticks, 0).to_numpy(zero_copy_only=False).astype(f"datetime64[{unit}]")
+    texts = np.datetime_as_string(numbers.astype(f"datetime64[{shown}]"))
+    found = [text + zone for text in texts.tolist()]
+    return pc.if_else(ticks.is_valid(), pa.array(found, pa.string()), pa.scalar(None, pa.string()))
+
+
+def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
+    if pa.types.is_boolean(kind):
+        return lambda value: "true" if value else "false"
+    if pa.types.is_float32(kind):
+        return lambda value: _write_double(value, repr(float(str(np.float32(value)))))
+    if pa.types.is_floating(kind):
+        return lambda value: _write_double(value, repr(float(value)))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return lambda value: f'"{base64.b64encode(value).decode()}"'
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return str
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return str
+    return _quote_bytes if _is_text(kind) else _quote
+
+
+def _quote(value: str) -> str:
+    return f'"{value.translate(_ESCAPES)}"'
+
+
+def _quote_bytes(value: bytes) -> str:
+    """A text of Arrow, which may have bytes that are no UTF-8."""
+    return _quote(value.decode(errors="replace"))
+
+
+def _write_double(value: float, digits: str) -> str:
+    """Java's text of a double, of the shortest digits."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}[str(float(value))]
+    size = abs(value)
+    if size == 0 or _LEAST_PLAIN <= size < _LEAST_SCIENTIFIC:
+        return digits
+    sign = "-" if value < 0 else ""
+    whole, _, exponent = digits.removeprefix("-").partition("e")
+    front, _, fraction = whole.partition(".")
+    power = int(exponent or 0) + len(front) - 1
+    digits = (front + fraction).rstrip("0")
+    cut = len(digits) - len(digits.lstrip("0"))
+    digits = digits[cut:]
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power - cut}"

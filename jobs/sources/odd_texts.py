@@ -1,0 +1,93 @@
+"""Marks what is wrong inside of a text, so that it costs one row and not the whole object.
+
+Readers of CSV refuse an object for one byte that is not UTF-8, and move a quote that stands inside
+of a quoted value. Here each such place gets a character that the text does not have.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+_PRIVATE = range(0xF0000, 0xFFFFE)
+"""Characters without a meaning, from which a mark is chosen."""
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass
+class MarkedText:
+    """A text object that is UTF-8.
+
+    Attributes:
+        data: its bytes, with marks.
+        complaints: mark -> what is wrong with a row that has it.
+    """
+
+    data: bytes
+    complaints: dict[str, str] = field(default_factory=dict)
+
+    def clean(self, text: str) -> str:
+        """Return a text of a row as it can be shown, without marks."""
+        for mark in self.complaints:
+            text = text.replace(mark, _REPLACEMENT)
+        return text
+
+
+def decode_line(line: bytes) -> tuple[str, bool]:
+    """Return a line as text, and whether it is UTF-8; other bytes are replaced."""
+    try:
+        return line.decode(), True
+    except UnicodeDecodeError:
+        return line.decode("utf-8", "replace"), False
+
+
+def mark_odd_values(data: bytes, delimiter: str, quote: str) -> MarkedText:
+    """Return an object of CSV with marks where a value is not what was written."""
+    found = _mark_other_bytes(data)
+    _mark_tails(found, delimiter, quote)
+    return found
+
+
+def _mark_other_bytes(data: bytes) -> MarkedText:
+    try:
+        pa.array([data], pa.large_binary()).cast(pa.large_string())
+        return MarkedText(data)
+    except pa.ArrowInvalid:
+        text = data.decode("utf-8", "surrogateescape")
+    mark = _choose_mark(text)
+    marked = re.sub("[\ud800-\udfff]", mark, text)
+    return MarkedText(marked.encode(), {mark: "the line is not UTF-8"})
+
+
+def _mark_tails(found: MarkedText, delimiter: str, quote: str) -> None:
+    """Mark quoted values with more text behind their closing quote."""
+    q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
+    stop, other = rb"[^%b\r\n]" % ends, rb"[^%b\r\n%b]" % (ends, q)
+    # A quote inside of a value, or behind an empty one. Most objects have none of these.
+    suspect = rb"%b(?:%b%b)*%b%b|(?:^|[%b\r\n])(?:%b%b)+%b" % (
+        other,
+        q,
+        q,
+        q,
+        other,
+        ends,
+        q,
+        q,
+        other,
+    )
+    if not re.search(suspect, found.data):
+        return
+    quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
+    mark = _choose_mark(found.data.decode())
+
+    def mark_tail(value: re.Match[bytes]) -> bytes:
+        """Return a value, with a mark if it goes on behind its closing quote."""
+        return value[0] + mark.encode() if value["tail"] else value[0]
+
+    values = rb"%b(?P<tail>%b*)|%b%b*" % (quoted, stop, other, stop)
+    found.data = re.sub(values, mark_tail, found.data)
+    found.complaints[mark] = "a value goes on behind its closing quote"
+
+
+def _choose_mark(text: str) -> str:
+    return next(chr(code) for code in _PRIVATE if chr(code) not in text)
