@@ -57,6 +57,10 @@ quality-rows: venv java warm ## the faults of quality and recovery that a review
 faults: venv java ## the test of each fault that the review of e3dab94 found (ARGS="--on e3dab94" shows that each is red there); "N of N ids, N passed, 0 failed"
 	$(BIN)/python -m tests.faults $(ARGS)
 
+.PHONY: fields
+fields: venv ## every field of a spec, the code that reads it and a test that names it; ends with "N fields, 0 without a reader or a test"
+	$(BIN)/python -m tests.spec.field_effects
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof

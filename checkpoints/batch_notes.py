@@ -5,6 +5,7 @@ restore Spark's checkpoint, `cut` the offsets, and ``notes["batch"]`` the rest. 
 batch of one query and repeats where the job's other queries were, so it restores all of them.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Self
 
@@ -14,6 +15,7 @@ from .manifest import Manifest
 from .record_models import FrozenModel
 
 _KEY = "batch"  # in `Manifest.notes`
+TOPIC_SCHEME = "kafka://"  # of the sink of a query whose topic is known
 
 
 class SinkRewind(StrEnum):
@@ -85,6 +87,13 @@ class QueryPosition(BatchReport):
     interval: OmittedIfNone[float] = None
     id: OmittedIfNone[str] = None
 
+    def allow_repeats(self) -> SinkRewind:
+        """Return how the sink follows if it may get batches twice."""
+        if self.rewind is not SinkRewind.REFUSED:
+            return self.rewind
+        is_topic = self.sink.startswith(TOPIC_SCHEME)
+        return SinkRewind.ANNOUNCE if is_topic else SinkRewind.REPEAT
+
 
 class BatchNotes(FrozenModel):
     """The notes of one sealed batch.
@@ -130,10 +139,18 @@ class SinkPlan(FrozenModel):
     rewind: SinkRewind
 
 
-def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan, ...]:
+def plan_sinks(
+    head: Manifest | None, target: Manifest | None, repeatable: Collection[str] = ()
+) -> tuple[SinkPlan, ...]:
     """Return what going back from `head` to `target` does to the sink of each query of `head`.
 
     Empty for a pipeline, or without a head.
+
+    Args:
+        head: the newest record.
+        target: the checkpoint to return to; None for the beginning.
+        repeatable: queries that the present spec of the job declares so. When the head was sealed
+            they may not have been, and a job that fails seals no other batch.
     """
     now, then = BatchNotes.from_manifest(head), BatchNotes.from_manifest(target)
     before = then.queries if then else {}
@@ -144,7 +161,7 @@ def plan_sinks(head: Manifest | None, target: Manifest | None) -> tuple[SinkPlan
             newest=at.batch,
             batch=before[name].batch if name in before else None,
             sink=at.sink,
-            rewind=at.rewind,
+            rewind=at.allow_repeats() if name in repeatable else at.rewind,
         )
         for name, at in (now.queries if now else {}).items()
     )

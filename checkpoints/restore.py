@@ -14,6 +14,8 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+
 from .batch_notes import SinkPlan, SinkRewind, plan_sinks
 from .bucket_layout import BucketLayout, CheckpointId
 from .checkpoint_catalog import CheckpointCatalog
@@ -76,12 +78,23 @@ class RestorePlan(FrozenModel):
 
 
 def plan_restore(
-    log: SlotLog, target: CheckpointId | None, *, catalog: CheckpointCatalog | None = None
+    log: SlotLog,
+    target: CheckpointId | None,
+    *,
+    catalog: CheckpointCatalog | None = None,
+    spec: SupervisedSpec | None = None,
 ) -> RestorePlan:
     """Return what a restore of `target` (None: the beginning) would take back.
 
     Writes nothing except pages of the slot index. Does not refuse a condemned target, or a sink
     that cannot follow; `commit_restore` does.
+
+    Args:
+        log: of the pipeline or job.
+        target: the checkpoint; None for the beginning.
+        catalog: of that log.
+        spec: the present one. What a job's says about its sinks counts before what the newest
+            batches have noted; None: only that is known.
 
     Raises:
         ConfigurationError: `target` was never completed, or an epoch that the restore would apply
@@ -123,7 +136,9 @@ def plan_restore(
             and manifest is not None
             and head.record.spec_digest != manifest.spec_digest
         ),
-        sinks=plan_sinks(head.record, manifest),
+        sinks=plan_sinks(
+            head.record, manifest, spec.repeatable if isinstance(spec, JobSpec) else ()
+        ),
     )
 
 

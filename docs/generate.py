@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 
 from tidegate.errors import ErrorDefinition
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.time_units import format_duration
 
 _PAGES = Path(__file__).parent
 _ROOMS = (
@@ -219,9 +220,15 @@ def _render_fields(section: _Section, models: dict[str, Any]) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     examples = _load_examples().get(section.name, {})
     for field, schema in section.schema.get("properties", {}).items():
+        kind, ticks = _describe_type(schema, models), schema.get("default")
+        # Of all texts, only durations have a number as their default.
+        if kind in ("text", "duration") and isinstance(ticks, int):
+            kind = "duration"
+            written = {"default": format_duration(ticks), "examples": [format_duration(2 * ticks)]}
+            schema = {**schema, **written}
         cells = (
             f"`{field}`",
-            _describe_type(schema, models),
+            kind,
             _format_default(schema, field in section.schema.get("required", [])),
             _join_lines(schema.get("description", "")),
             _format_value(examples.get(field, _find_example(schema, models))),

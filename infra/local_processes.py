@@ -14,6 +14,7 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tidegate.checkpoints.host_clock import poll_until
@@ -44,7 +45,7 @@ def spawn_process(
         OSError: the program or the working folder does not exist.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open(log, "ab", opener=partial(os.open, mode=0o600)) as output:
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,

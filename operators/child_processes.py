@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -255,6 +256,8 @@ class ResultsProcess:
             self._child = subprocess.Popen(
                 command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
+            # Not `__del__`: the interpreter may close the pipes before it calls that.
+            self._end_child = weakref.finalize(self, _end_child, self._child)
             self._is_ready = False
         # Its first line says that its imports are done, which takes long on a busy machine.
         self._is_ready = self._is_ready or bool(_read_line(self._child, _START_PATIENCE))
@@ -265,10 +268,17 @@ class ResultsProcess:
     def stop(self) -> None:
         """Kill the process; the next question starts another one."""
         if self._child is not None:
-            self._child.kill()
-            self._child.communicate()
+            self._end_child()
 
-    __del__ = stop
+
+def _end_child(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None  # noqa: S101 - it is a pipe
+        # What was not sent yet has no reader any more.
+        with suppress(BrokenPipeError):
+            pipe.close()
 
 
 def _read_line(child: subprocess.Popen[str], patience: float) -> str:

@@ -164,7 +164,8 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
     if row.get("unread"):
         yield "warn", _STALE_DAG_TEXTS[row["unread"]]
     age = now - row["sealed_at"] if row.get("sealed_at") else 0  # milliseconds
-    if state == "running" and age > OLD_CHECKPOINT_SECONDS * 1000:
+    # A job seals nothing while it has nothing to do, and ends itself when it stands still.
+    if state == "running" and age > OLD_CHECKPOINT_SECONDS * 1000 and not row.get("queries"):
         yield "warn", f"the newest checkpoint is {_format_duration(age // 1000)} old"
     if state != "waiting" and (row.get("unpublished") or 0) > BACKLOG_EPOCHS:
         yield "warn", f"{row['unpublished']} sealed epochs are not in the tables yet"

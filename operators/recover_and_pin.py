@@ -13,7 +13,9 @@
 The audit document in the bucket keeps who, when, why, from and to, also if the restore failed.
 """
 
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -47,7 +49,9 @@ from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
-from tidegate.errors import FailureClass, TidegateError
+from tidegate.errors import ConfigurationError, FailureClass, TidegateError
+from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.json_types import JsonObject, JsonView
 
@@ -116,12 +120,18 @@ class ReportRestoreOperator(PipelineOperator):
         audit = read_restore_audit(log.store, self.pipeline, run)
         # A repeated report stays with its first checkpoint: a person may be looking at it.
         asked = audit.target if audit is not None and audit.bound else self.checkpoint
-        plan = plan_restore(log, choose_checkpoint(log, asked))
+        plan = plan_restore(log, choose_checkpoint(log, asked), spec=self._read_spec())
         self.log.info("%s", format_impact_report(plan))
         if self.dry_run_only == "True":
             raise AirflowSkipException("dry run: nothing was changed, no one is asked")
         self._record_request(log, run, who, plan, bound=(plan.timeline, plan.slot))
         return {"target": plan.target, "who": who}
+
+    def _read_spec(self) -> SupervisedSpec | None:
+        """Read the spec, whose present word about sinks counts; None if it cannot be read."""
+        with suppress(ConfigurationError, OSError):
+            return load_any_spec(Path(self.spec))
+        return None
 
     def _record_request(
         self, log: SlotLog, run: str, who: str, plan: RestorePlan, **facts: Any
@@ -237,7 +247,7 @@ class RecoverOperator(ReportRestoreOperator):
             why = f"{why} (approved by {approver})"
         target = choose_checkpoint(log, checkpoint)
         self.log.info("%s verified: everything it needs is there and whole", target)
-        plan = plan_restore(log, target)
+        plan = plan_restore(log, target, spec=self._read_spec())
         self.log.info("%s", format_impact_report(plan))
         if self.dry_run_only == "True":
             self.log.info("dry run: nothing was changed")
@@ -305,7 +315,7 @@ class RecoverOperator(ReportRestoreOperator):
                 with LeaseRenewer(lease) as keeper:
                     keeper.announce_step("restore", 300.0)
                     # The driver may have sealed more while it drained, so the plan is made again.
-                    plan = plan_restore(log, target)
+                    plan = plan_restore(log, target, spec=self._read_spec())
                     sealed = commit_restore(log, lease, plan, request_id=request, who=who, why=why)
             finally:
                 # Also after a failure: the next driver need not wait until the lease expires.

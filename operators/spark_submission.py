@@ -154,7 +154,9 @@ def _build_spark_settings(driven: PipelineSpec | JobSpec) -> SparkSpec:
         return add_connector_jars(driven)
     jars = add_bucket_jars(driven.conf) if driven.checkpoint.location == "bucket" else {}
     memory = driven.conf.get("spark.driver.memory", "1g")  # Spark's own default
-    return SparkSpec(driver_memory=memory, conf={**driven.conf, **jars})
+    # What comes from the environment, the driver sets when the script makes its session.
+    shown = {key: text for key, text in driven.conf.items() if not text.startswith("env:")}
+    return SparkSpec(driver_memory=memory, conf={**shown, **jars})
 
 
 def find_cluster_kind(

@@ -168,18 +168,18 @@ def restore_checkpoint(
     """
     from tidegate.checkpoints import checkpoint_specs
     from tidegate.checkpoints.restore import plan_restore
+    from tidegate.jobs.spec.pipeline import PipelineSpec
 
     catalog = _open_catalog(pipeline, store)
     log, changes = catalog.log, []
     # Resolved before the question, so that the person confirms one definite checkpoint.
     target = None if checkpoint == BEGINNING else catalog.resolve(checkpoint)
-    plan = plan_restore(log, target, catalog=catalog)
     spec = None
-    if target:
-        # Restored by name, without its spec: the driver checks it when it starts.
-        with suppress(ConfigurationError):
-            spec = arguments.find_spec(pipeline)
-    if spec and target:
+    # Restored by name, without its spec: the driver checks it when it starts.
+    with suppress(ConfigurationError):
+        spec = arguments.find_any_spec(pipeline)
+    plan = plan_restore(log, target, catalog=catalog, spec=spec)
+    if isinstance(spec, PipelineSpec) and target:
         manifest = log.open_checkpoint(target).epoch
         changes = checkpoint_specs.compare_spec_with_checkpoint(log.store, spec, manifest) or []
     if not as_json:
@@ -187,7 +187,7 @@ def restore_checkpoint(
     if not dry_run:
         plan.require_sinks_follow()
         # Before the question: what the next driver would refuse must not be committed first.
-        if spec and target:
+        if isinstance(spec, PipelineSpec) and target:
             checkpoint_specs.require_compatible_spec(log, spec, manifest)
         if not yes:
             typer.confirm("restore?", abort=True, err=as_json)

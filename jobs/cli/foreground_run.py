@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -103,7 +104,11 @@ def run_in_terminal(spec: PipelineSpec, options: RunOptions, *, quiet: bool) -> 
     path = Path(tempfile.gettempdir()) / f"tidegate-{spec.name}-{attempt}.log"
     display = RunDisplay(quiet=quiet)
     with ExitStack() as resources:
-        file = resources.enter_context(path.open("a", encoding="utf-8", buffering=1))
+        # A folder for all users of the host, and a log may quote rows.
+        private = partial(os.open, mode=0o600)
+        file = resources.enter_context(
+            open(path, "a", encoding="utf-8", buffering=1, opener=private)
+        )
         resources.enter_context(_send_stderr(file))
         configure_logs(json=False, file=file)
         names = {LOG_VARIABLE: str(path), ATTEMPT_VARIABLE: attempt}

@@ -28,7 +28,7 @@ _SINK_POLL_INTERVAL = 2.0
 _HEAD_POLL_INTERVAL = 30.0
 # Seconds for which a store that refuses a running driver's credentials is asked again. Expired keys
 # are renewed and policies rolled out while drivers run; a key that was withdrawn stays refused.
-_DENIED_PATIENCE = 600.0
+DENIED_PATIENCE = 600.0
 # Seconds, doubling from the first to the longest. The store's own retries, up to 30 s, come on top.
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 15.0
 
@@ -278,7 +278,7 @@ class EpochLoop:
     def _require_passing(self, error: Exception) -> TidegateError:
         """Return the error if it may pass while this process waits; raise any other error again."""
         if isinstance(error, StoreDeniedError):
-            if self._denied_for >= _DENIED_PATIENCE:
+            if self._denied_for >= DENIED_PATIENCE:
                 raise error
             return error
         if isinstance(error, TransientError):
@@ -294,7 +294,7 @@ class EpochLoop:
         _log.warning("transient", code=error.code, error=error.message, again_in=self._backoff)
         self.steps.enter("wait")
         why = (
-            f"trying again by itself, for {_DENIED_PATIENCE / 60:g} minutes"
+            f"trying again by itself, for {DENIED_PATIENCE / 60:g} minutes"
             if isinstance(error, StoreDeniedError)
             else "trying again by itself"
         )

@@ -421,7 +421,7 @@ def select_head(
         why = f"started with recover_to={recover_to}"
     require_fit(log.open_checkpoint(target).epoch)
     if target != head.checkpoint:
-        plan = plan_restore(log, target)
+        plan = plan_restore(log, target, spec=spec)
         who, request_id = f"driver {lease.holder.driver}", secrets.token_hex(8)
         commit_restore(log, lease, plan, request_id=request_id, who=who, why=why)
         _log.warning(

@@ -253,7 +253,10 @@ def cast_with_check_sql(
     The condition is None if every value fits.
     """
     cast = _cast_column_sql(column, declared, arrow, timezone)
-    lost = is_naive_timestamp(arrow) and timezone is None and declared == "timestamp"
+    is_local = is_naive_timestamp(arrow) and declared == "timestamp"
+    if is_local and timezone is not None:
+        return cast, _skipped_time_sql(column, cast, arrow, timezone)
+    lost = is_local and timezone is None
     return cast, (
         f"{column} IS NOT NULL"
         if lost or arrow_to_spark_type(arrow) is None
@@ -282,17 +285,28 @@ def _cast_timestamp_sql(column: str, arrow: str, timezone: str | None) -> str:
         is_naive_timestamp(arrow) and timezone is None
     ):
         return "CAST(NULL AS timestamp)"
-    # `div` rounds towards zero; times before 1970 have to be rounded down.
-    value = (
-        f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
-        if is_nanosecond_timestamp(arrow)
-        else column
-    )
+    value = _whole_micros_sql(column, arrow)
     return (
         f"to_utc_timestamp(CAST({value} AS timestamp), '{timezone}')"
         if is_naive_timestamp(arrow)
         else value
     )
+
+
+def _whole_micros_sql(column: str, arrow: str) -> str:
+    if not is_nanosecond_timestamp(arrow):
+        return column
+    # `div` rounds towards zero; times before 1970 have to be rounded down.
+    return f"timestamp_micros(({column} - pmod({column}, 1000L)) div 1000L)"
+
+
+def _skipped_time_sql(column: str, cast: str, arrow: str, timezone: str) -> str:
+    """The condition under which the zone has no such local time: another one comes back.
+
+    Spark takes the earlier instant of a local time that occurs twice.
+    """
+    local = f"CAST({_whole_micros_sql(column, arrow)} AS timestamp)"
+    return f"{column} IS NOT NULL AND from_utc_timestamp({cast}, '{timezone}') <> {local}"
 
 
 def _end_ticks_sql(source: SourceSpec) -> str:
@@ -327,18 +341,23 @@ def _judge_values_sql(
     """
     bad: dict[str, str] = {}
     naive: _Cases = []
+    skipped: dict[str, str] = {}
     for name, declared in source.columns.items():
         arrow, column = physical.get(name), quote_name(name)
         if arrow is None:
             continue
         if arrow_to_spark_type(arrow) is None:
             bad[name] = "true"
-        elif declared == "timestamp" and source.timezone is None and is_naive_timestamp(arrow):
-            naive.append(("naive_time", f"{column} IS NOT NULL"))
+        elif declared == "timestamp" and is_naive_timestamp(arrow):
+            if source.timezone is None:
+                naive.append(("naive_time", f"{column} IS NOT NULL"))
+            else:
+                skipped[name] = _skipped_time_sql(column, casts[name], arrow, source.timezone)
         elif (condition := _unfit_value_sql(column, casts[name], arrow, declared)) is not None:
             bad[name] = condition
-    cases: _Cases = [("bad_value", condition) for condition in bad.values()]
+    cases: _Cases = [("bad_value", condition) for condition in (bad | skipped).values()]
     names = [(f"{n} is {physical[n]}, declared {source.columns[n]}", c) for n, c in bad.items()]
+    names += [(f"{n} is a local time that {source.timezone} skips", c) for n, c in skipped.items()]
     details = [_first_reason_sql(names), quote_text(source.event_time)]
     if BAD_REASON in physical:  # a decoded object: what it says of a row comes first
         cases.append(("bad_value", f"{BAD_REASON} IS NOT NULL"))

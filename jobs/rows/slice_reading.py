@@ -10,7 +10,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
-from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.engine.arrow_tables import replace_column, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.sources.object_decoding import open_parquet_file
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.sources.object_decoding import BAD_REASON, open_parquet_file
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 from .column_casts import (
     cast_to_declared,
@@ -38,6 +38,7 @@ from .column_casts import (
     spark_to_arrow_type,
 )
 from .errors import COPY_UNREADABLE
+from .physical_values import convert_rows, may_be_odd
 
 POSITION_COLUMNS: Final = (
     ("_m", "int", pa.int32()),
@@ -90,7 +91,8 @@ class CutPart:
 
 
 NumberedPart = tuple[int, CutPart]  # its index in the cut
-PartReader = Callable[[Any, list[NumberedPart]], Frame]
+PartReader = Callable[[Any, list[NumberedPart], SourceSpec], tuple[Frame, bool]]
+"""Gives the rows of similar objects, and whether `BAD_REASON` is beside their planned columns."""
 
 
 def read_similar_parts(
@@ -111,7 +113,9 @@ def read_similar_parts(
     rows = None
     for (columns, _), chosen in groups.items():
         source = spec.sources[cut.slices[chosen[0][1].member].member.source]
-        cast = cast_to_declared(read(columns, chosen), source, dict(columns))
+        raw, has_reasons = read(columns, chosen, source)
+        physical = dict(columns) | ({BAD_REASON: "string"} if has_reasons else {})
+        cast = cast_to_declared(raw, source, physical)
         rows = combine_frames(rows, cast)
     return None if rows is None else add_positions(rows, spec, cut)
 
@@ -147,10 +151,10 @@ def read_slice(
     """
     chosen = [(i, part) for i, part in enumerate(parts) if part.member == member]
 
-    def read(columns: Any, parts: list[NumberedPart]) -> Frame:
+    def read(columns: Any, parts: list[NumberedPart], source: SourceSpec) -> tuple[Frame, bool]:
         """Read objects that look alike."""
-        tables.append(read_parts(columns, parts))
-        return DuckFrame.from_table(tables[-1])
+        tables.append(read_parts(columns, parts, source))
+        return DuckFrame.from_table(tables[-1]), BAD_REASON in tables[-1].column_names
 
     tables: list[pa.Table] = []
     return read_similar_parts(spec, cut, chosen, read, names), tables
@@ -159,9 +163,10 @@ def read_slice(
 def read_parts(
     columns: Any,
     parts: list[NumberedPart],
+    source: SourceSpec,
     to_nested_type: Callable[[str], pa.DataType] | None = None,
 ) -> pa.Table:
-    """The rows of objects that look alike, with their places.
+    """The rows of objects that look alike, with their places; `BAD_REASON` if a value is none.
 
     `to_nested_type` gives the Arrow type of a nested type of Spark SQL; without it there may be no
     such column.
@@ -177,7 +182,8 @@ def read_parts(
         for name, own in physical
     ]
     schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in POSITION_COLUMNS)])
-    return pa.concat_tables([_read_part(index, part, schema) for index, part in parts])
+    tables = [_read_part(index, part, schema, source) for index, part in parts]
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
@@ -199,18 +205,21 @@ def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
     return rows.take(numbers)
 
 
-def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
+def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> pa.Table:
+    """Columns of an object, or of one of its row groups."""
     try:
         if isinstance(part.path, pa.Table):
             return part.path.select(names)
-        return open_parquet_file(part.path).read(columns=names)
+        file = open_parquet_file(part.path)
+        return file.read(columns=names) if group is None else file.read_row_group(group, names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
 
 
-def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
+def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:
     names = schema.names[: -len(POSITION_COLUMNS)]
     rows = _read_columns(part, names)
+    unread = _judge_unread_columns(part, source, names)
     if not part.is_whole:
         rows = rows.slice(part.row_start, part.row_end - part.row_start)
     size = rows.num_rows
@@ -227,10 +236,42 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema) -> pa.Table:
             (part.member, index, part.ordinal), POSITION_COLUMNS[:3], strict=True
         )
     ]
-    return pa.table(
-        [*(rows[name].cast(schema.field(name).type) for name in names), *place, numbers],
-        schema=schema,
-    )
+    own = pa.schema([schema.field(name) for name in names])
+    columns, reasons = convert_rows(rows, own, source.columns)
+    if unread is not None:
+        unread = unread.slice(0 if part.is_whole else part.row_start, size)
+        reasons = unread if reasons is None else pc.coalesce(reasons, unread)
+    found = pa.table([*columns, *place, numbers], schema=schema)
+    if reasons is None:
+        return found
+    if BAD_REASON in names:  # of a decoded object: what it says of a row comes first
+        return replace_column(found, BAD_REASON, pc.coalesce(found[BAD_REASON], reasons))
+    return found.append_column(BAD_REASON, reasons)
+
+
+def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[str]) -> Any:
+    """What is wrong with values of declared columns that are not read, a row group at a time.
+
+    None where nothing is. A survey needs few columns, and yet has to know all dead rows.
+    """
+    kinds = {
+        name: to_arrow_type(source.columns[name])
+        for name, own in part.columns
+        if name not in read and may_be_odd(own, source.columns.get(name))
+    }
+    # What was decoded from texts or messages has only good values.
+    if not kinds or any(name == BAD_REASON for name, _ in part.columns):
+        return None
+    schema, names = pa.schema(kinds), [*kinds]
+    found = []
+    for group in range(open_parquet_file(part.path).num_row_groups):
+        rows = _read_columns(part, names, group)
+        reasons = convert_rows(rows, schema, names)[1]
+        found.append((rows.num_rows, reasons))
+    if all(reasons is None for _, reasons in found):
+        return None
+    columns = [pa.nulls(n, pa.string()) if own is None else own for n, own in found]
+    return pa.concat_tables([pa.table({"why": column}) for column in columns])["why"]
 
 
 def add_positions(frame: Frame, spec: PipelineSpec, cut: Cut) -> Frame:

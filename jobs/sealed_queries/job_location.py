@@ -137,6 +137,16 @@ class JobLocation:
         self.bucket.enter(query).upload(files)
         shutil.rmtree(part)
 
+    def give_up_query(self, query: str) -> None:
+        """Delete the checkpoint of a query: the next launch restores it and its sink.
+
+        For a query whose sink another process has written into. It must have ended.
+        """
+        shutil.rmtree(self.folder / query, ignore_errors=True)
+        if self.bucket is not None:
+            target = self.bucket.enter(query)
+            target.store.delete_folder(target.prefix)
+
     def get_sealed_batch(self, query: str) -> int | None:
         """Return the newest sealed batch of a query; None without one."""
         notes = BatchNotes.from_manifest(self.manifest)

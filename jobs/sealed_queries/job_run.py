@@ -13,7 +13,7 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -50,6 +50,10 @@ from tidegate.jobs.spark.spark_session import (
 )
 from tidegate.jobs.spec.job_spec import JobSpec, is_query_name
 from tidegate.jobs.spec.operations import add_bucket_jars
+from tidegate.jobs.spec.source_options import (
+    resolve_environment_value,
+    resolve_environment_values,
+)
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
 
@@ -79,6 +83,7 @@ from .job_location import (
     open_location,
     set_bucket_access,
 )
+from .jvm_watchdog import JvmWatchdog
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
@@ -94,6 +99,7 @@ from .writer_hooks import (
     WriterFacts,
     choose_older_kafka_reader,
     install_hooks,
+    mask_settings,
 )
 
 _log = structlog.get_logger("tidegate.job")
@@ -138,8 +144,8 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     """Run one job in this process, in the main thread, and return how it ended.
 
     SIGTERM and SIGINT stop it, whatever handlers the script has: each query between two batches, or
-    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is sealed and the whole process ends
-    (`os._exit`).
+    after 30 s inside one. If the script goes on 20 s after its queries have ended, the rest is
+    sealed and the whole process ends (`os._exit`).
 
     Raises:
         TidegateError: what ended the run.
@@ -148,7 +154,9 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
         # Without it, functions in Python run with whatever is called python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
+        # Rows are in its files, as state and as plans of batches.
         home.mkdir(parents=True, exist_ok=True)
+        home.chmod(0o700)
         election = LeaderElection(store, spec.name, stop, retry, options, home / ALIVE_FILE)
         if not election.wait_until_wanted():
             return ENDED_BEFORE_LEASE
@@ -177,6 +185,8 @@ class JobSession(LeasedSession):
     ) -> None:
         self._spec, self._options, self._store, self._stop = spec, options, store, stop
         self._uid = uid
+        self._conf = resolve_environment_values("conf", spec.conf, os.environ)
+        self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
         super().__init__(spec, store, lease, self._digest)
         self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
@@ -185,6 +195,7 @@ class JobSession(LeasedSession):
         self._script_ended = threading.Event()
         self._began = time.monotonic()
         self._jvm: ProcessIdentity | None = None
+        self._watchdog: JvmWatchdog | None = None
         self._forgotten: set[str] = set()  # queries that Spark begins anew at each start
 
     @cached_property
@@ -210,8 +221,9 @@ class JobSession(LeasedSession):
         metrics = self._listeners.metrics
         on_idle = metrics.note_turn if metrics else lambda: None
         own = (self._steps, self._status, self._stop, on_idle)
-        rules = {"may_end": self._spec.may_end, "batch_within": self._spec.batch_within / 1e6}
-        return SealLoop(sealer, self._reports, *own, **rules)
+        loop = SealLoop(sealer, self._reports, *own)
+        loop.may_end, loop.batch_within = self._spec.may_end, self._spec.batch_within / 1e6
+        return loop
 
     def close(self) -> None:
         """Stop Spark, whoever started it in this process, and the threads; release the lease."""
@@ -221,6 +233,8 @@ class JobSession(LeasedSession):
         if context is not None:
             with contextlib.suppress(Exception):  # the JVM may be gone
                 context.stop()
+        if self._watchdog is not None:
+            self._watchdog.close()
         super().close()
 
     def _run(self) -> RunOutcome:
@@ -238,7 +252,8 @@ class JobSession(LeasedSession):
         watching = threading.Thread(target=self._watch, name="tidegate-watch", daemon=True)
         watching.start()
         failure: Exception | None = None
-        hooks = install_hooks(self._choose_settings, self._adopt_session, self._start_query)
+        callbacks = (self._choose_settings, self._adopt_session, self._start_query)
+        hooks = install_hooks(*callbacks, secrets=self._secrets)
         try:
             with keep_stop_handlers(), hooks:
                 self._run_script()
@@ -251,7 +266,14 @@ class JobSession(LeasedSession):
             self._script_ended.set()
             self._stop_queries()
             self._loop.close()
-        return self._judge_end(failure)
+        try:
+            return self._judge_end(failure)
+        finally:
+            self._give_up_raced_queries()
+
+    def _give_up_raced_queries(self) -> None:
+        for name in self._loop.raced:
+            self._location.give_up_query(name)
 
     def _judge_end(self, failure: Exception | None) -> RunOutcome:
         """Return how the job ended, or raise what ended it; the first reason that holds counts.
@@ -274,7 +296,11 @@ class JobSession(LeasedSession):
 
     def _run_script(self) -> None:
         script = self._options.script
-        with _set_arguments(script, self._spec.args):
+        arguments = [
+            resolve_environment_value(f"args.{place}", text, os.environ)
+            for place, text in enumerate(self._spec.args)
+        ]
+        with _set_arguments(script, arguments):
             try:
                 runpy.run_path(str(script), run_name="__main__")
             except SystemExit as end:
@@ -338,6 +364,7 @@ class JobSession(LeasedSession):
     def _leave_script(self) -> None:
         """End the process although the script goes on; its queries have ended."""
         self._loop.close()
+        self._give_up_raced_queries()
         error = self._loop.error
         state = "failed" if error else "stopped"
         self._note_end(state, error, "the script did not end with its queries")
@@ -373,7 +400,7 @@ class JobSession(LeasedSession):
 
     def _choose_settings(self, given: Mapping[str, Any]) -> dict[str, str]:
         """Return the settings of a session or a context that replace those of the script."""
-        chosen = dict(self._spec.conf)
+        chosen = self._conf | mask_settings(self._secrets, {**given, **self._conf})
         settings = {**given, **chosen}
         if "spark.remote" in settings or os.environ.get("SPARK_REMOTE"):
             raise NOT_LOCAL(pipeline=self._spec.name, master="Spark Connect")
@@ -408,7 +435,9 @@ class JobSession(LeasedSession):
         # Nothing here proves the end of executors elsewhere: the next launch gets a new folder.
         pid = get_jvm_pid(session)
         self._location.note_jvm(pid if is_local else None)
-        self._jvm = ProcessIdentity.of_process(pid) if pid else None
+        if pid is not None and self._watchdog is None:
+            self._jvm = ProcessIdentity.of_process(pid)
+            self._watchdog = JvmWatchdog(pid, lambda: self._steps.lease.remaining_seconds)
         session.streams.addListener(self._reports)
         self._sessions.append(session)
         self._status.set_state("running")
@@ -419,18 +448,10 @@ class JobSession(LeasedSession):
         Returns:
             The checkpoint location, or None to leave the script's own.
         """
-        location, spec, name = self._location, self._spec, facts.name
         if self._stop.is_set():
             raise SystemExit  # the queries were stopped before this one
-        if name is None and not spec.queries:
-            if spec.name in self._loop.queries:
-                raise UNNAMED_QUERY(pipeline=spec.name)
-            name = facts.name = spec.name
-        if name is None or not spec.seals(name):
-            return None
-        if facts.is_forgotten():
-            _log.warning("query_not_sealed", query=name, why="its sink forgets with the process")
-            self._forgotten.add(name)
+        location, spec, name = self._location, self._spec, self._select_name(facts)
+        if name is None:
             return None
         self._refuse_bad_query(name, facts)
         folder, batch = location.get_folder(name), location.get_sealed_batch(name)
@@ -453,7 +474,7 @@ class JobSession(LeasedSession):
             if location.is_first:
                 adopt_checkpoint(location, name, facts.location, spec.name, self._uid)
         if location.bucket is not None:
-            set_bucket_access(facts.session, folder.address, spec.conf)
+            set_bucket_access(facts.session, folder.address, self._conf)
         if (begun := find_running_batch(folder)) is not None:
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
@@ -462,6 +483,22 @@ class JobSession(LeasedSession):
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
+
+    def _select_name(self, facts: WriterFacts) -> str | None:
+        """Return the name of a query that is sealed, and give it one; None for another query."""
+        spec = self._spec
+        if facts.name is None and not spec.queries:
+            if spec.name in self._loop.queries:
+                raise UNNAMED_QUERY(pipeline=spec.name)
+            facts.name = spec.name
+        if facts.name is None or not spec.seals(facts.name):
+            return None
+        if facts.is_forgotten():
+            why = "its sink forgets with the process"
+            _log.warning("query_not_sealed", query=facts.name, why=why)
+            self._forgotten.add(facts.name)
+            return None
+        return facts.name
 
     def _describe_restore(self) -> JsonObject:
         """Return what tells the readers of a topic from which batch the job goes on."""
@@ -511,7 +548,7 @@ class JobSession(LeasedSession):
 
 
 @contextlib.contextmanager
-def _set_arguments(script: Path, arguments: tuple[str, ...]) -> Iterator[None]:
+def _set_arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Give the script its arguments and its own folder, as Python would."""
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]

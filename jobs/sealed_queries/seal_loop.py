@@ -16,7 +16,9 @@ import structlog
 from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.driver_requests import AckOutcome, DriverRequest, RequestQueue
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.driver.epoch_loop import DENIED_PATIENCE
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.operator_requests import ENDING_KINDS, PINNING_KINDS, pin_for_request
 from tidegate.jobs.driver.status_reporter import STEP_DEADLINES, DriverSteps, StatusReporter
@@ -25,6 +27,7 @@ from tidegate.jobs.spark.spark_session import extract_cause
 from .batch_sealer import BatchSealer, SealedQuery, read_progress
 from .checkpoint_files import (
     count_state_partitions,
+    find_planned_batch,
     find_running_batch,
     list_committed_batches,
 )
@@ -36,6 +39,7 @@ from .errors import (
     SINK_RACED,
     SLOT_TAKEN,
 )
+from .sink_restore import find_newest_entry
 
 _LOOK_EVERY = 0.2  # seconds
 _REQUESTS_EVERY = 1.0  # seconds; each look costs a LIST
@@ -51,6 +55,8 @@ _BUCKET_AWAY = re.compile(
     r"|fs\.s3a\.HttpChannelEOFException"
     r"|awssdk\.\S+: Unable to execute HTTP request"
 )
+# Errors that would pass by themselves, but not in this launch.
+_ENDING = (SLOT_TAKEN.code, BATCH_STALLED.code, SINK_RACED.code)
 _TRIGGERS_THAT_END = ("availableNow", "once")
 _RETRY_AFTER = 2.0  # seconds, when the store does not answer
 _WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"  # min unless set to max
@@ -171,6 +177,7 @@ class SealLoop:
     Attributes:
         error: what ended the job; None while nothing has.
         queries: the queries that the script has started.
+        raced: those whose sink another process has written into.
     """
 
     _sealer: BatchSealer
@@ -189,7 +196,9 @@ class SealLoop:
         # query -> what it was doing, and since when this loop has seen it so
         self._doing: dict[str, tuple[_Work, float]] = {}
         self.queries: dict[str, SealedQuery] = {}
+        self.raced: set[str] = set()
         self.error: TidegateError | None = None
+        self._denied_since: float | None = None  # the store refuses the keys
         self._closing = threading.Event()
         self._looked_at = 0.0  # for batches that no report has announced
         self._committed_at: dict[tuple[str, int], float] = {}  # as this loop has seen it
@@ -227,6 +236,7 @@ class SealLoop:
                 if report is None and time.monotonic() - seen_at < patience:
                     break
                 self._steps.enter("seal")
+                self._require_own_sink(query, batch)
                 holder = find_watermark_holder(query.facts.query)
                 report = (report or BatchReport()).model_copy(update={"holder": holder})
                 sealed += self._sealer.seal(query, batch, report)
@@ -235,6 +245,26 @@ class SealLoop:
                 self._steps.enter("wait")
                 self._advise_partitions(query)
         return sealed
+
+    def _require_own_sink(self, query: SealedQuery, batch: int) -> None:
+        """Make sure that the log of a file sink has this batch, and none that is not planned here.
+
+        A driver that was taken over may still write into it. Spark leaves out the rows of batches
+        whose numbers the log has already, and such a batch must not be sealed.
+
+        Raises:
+            TransientError: another process has written into the sink.
+        """
+        if query.sink_log is None:
+            return
+        # The log first: Spark plans a batch before it writes it.
+        written = find_newest_entry(query.sink_log)
+        planned = find_planned_batch(query.folder) or batch
+        if written is not None and batch <= written <= planned:
+            return
+        self.raced.add(query.name)
+        text = f"its log ends with batch {written}, which is not planned here"
+        raise SINK_RACED(pipeline=self._slot_log.pipeline, query=query.name, text=text)
 
     def _advise_partitions(self, query: SealedQuery) -> None:
         """Log once per query if its state has far more partitions than the host has cores."""
@@ -304,11 +334,16 @@ class SealLoop:
         return bool(behind)
 
     def _guard(self, step: Callable[[], bool]) -> bool:
-        """Call a step; True if it should be called again. A store that is away is waited for."""
+        """Call a step; True if it should be called again.
+
+        A store that is away is waited for, and one that refuses the keys for ten minutes.
+        """
         try:
-            return step()
-        except TransientError as error:
-            if error.code in (SLOT_TAKEN.code, BATCH_STALLED.code):
+            again = step()
+            self._denied_since = None
+            return again
+        except (TransientError, StoreDeniedError) as error:
+            if error.code in _ENDING or self._is_denied_for_long(error):
                 self.fail(error)
                 return False
             _log.warning("transient", code=error.code, error=error.message)
@@ -318,6 +353,13 @@ class SealLoop:
         except Exception as error:
             self.fail(classify_error(self._slot_log.pipeline, error))
             return False
+
+    def _is_denied_for_long(self, error: TidegateError) -> bool:
+        if not isinstance(error, StoreDeniedError):
+            return False
+        now = time.monotonic()
+        self._denied_since = now if self._denied_since is None else self._denied_since
+        return now - self._denied_since >= DENIED_PATIENCE
 
     def fail(self, error: TidegateError) -> None:
         """Note what ends the job, and ask for its end; the first error stays."""
@@ -338,7 +380,9 @@ class SealLoop:
 
     def _explain_failure(self, name: str, text: str) -> TidegateError:
         entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
-        entry = SINK_RACED if _LOST_RACE in text else entry
+        if _LOST_RACE in text:
+            self.raced.add(name)
+            entry = SINK_RACED
         cause = extract_cause(RuntimeError(text))
         error: TidegateError = entry(
             pipeline=self._slot_log.pipeline, query=name, what=f"query {name}", text=cause

@@ -35,7 +35,14 @@ from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause
 from tidegate.json_types import JsonObject
 
 from .checkpoint_files import SINK_LOG
-from .errors import COMMIT_GONE, ROLLBACK_FAILED, SINK_AHEAD, TABLE_SHARED, TOPIC_NOT_INFORMED
+from .errors import (
+    COMMIT_GONE,
+    ROLLBACK_FAILED,
+    SINK_AHEAD,
+    SINK_UNKNOWN,
+    TABLE_SHARED,
+    TOPIC_NOT_INFORMED,
+)
 from .writer_hooks import WriterFacts
 
 _log = structlog.get_logger("tidegate.job")
@@ -116,14 +123,17 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
     """Bring the sink to a batch, before the query starts from a new checkpoint folder.
 
     A file sink gets its sealed log back; later files stay and are not read. A table is rolled
-    back. A callback is called, and its errors pass through. A topic gets a message. Another sink is
-    left as it is; if it cannot repeat a batch either, a warning is logged.
+    back. A callback is called, and its errors pass through. A topic gets a message. Another sink
+    that may get a batch twice is left as it is.
 
     Args:
         facts: of the query.
         folder: its checkpoint as it was sealed, with the sealed log of a file sink.
         point: what the sink should hold.
         rewind: how.
+
+    Raises:
+        ConfigurationError: the sink can neither be read nor take back or repeat a batch.
     """
     query, batch, sink_log = facts.name or "", point.batch, find_sink_log(facts)
     callback = find_restore_callback(query)
@@ -139,18 +149,34 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
         _announce_restore(facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
-        _log.warning(
-            "batch_may_repeat",
-            pipeline=point.pipeline,
-            query=query,
-            after_batch=batch,
-            advice="tidegate.job.on_restore can take back what a lost driver has written",
-        )
+        _refuse_unknown_sink(point.pipeline, query, batch)
+
+
+def _refuse_unknown_sink(pipeline: str, query: str, batch: int | None) -> None:
+    """Refuse a query that begins below a batch that its sink may have, where no one can tell.
+
+    The same number would mean other rows. A sink that looks at it would leave them out, and one
+    that does not would get rows twice.
+
+    Args:
+        pipeline: name of the job.
+        query: its name.
+        batch: after which it would go on; None: none.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    first, planned = (0, "none") if batch is None else (batch + 1, batch)
+    raise SINK_UNKNOWN(pipeline=pipeline, query=query, planned=planned, first=first)
 
 
 def find_newest_written(facts: WriterFacts) -> int | None:
     """Return the newest batch in the log of a local file sink; None for another sink, or none."""
-    sink_log = find_sink_log(facts)
+    return find_newest_entry(find_sink_log(facts))
+
+
+def find_newest_entry(sink_log: Path | None) -> int | None:
+    """Return the newest batch in the log folder of a file sink; None without a log, or a batch."""
     if sink_log is None or not sink_log.is_dir():
         return None
     names = (path.name.removesuffix(".compact") for path in sink_log.iterdir())

@@ -18,26 +18,26 @@ def keep_stop_handlers() -> Iterator[None]:
     PySpark lets ignore SIGINT, install what they want.
     """
     install, driver = signal.signal, os.getpid()
-    ours = {number: signal.getsignal(number) for number in _STOPS}
-    theirs: dict[int, Any] = dict(ours)
+    ours: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
+    theirs = dict(ours)
 
     def install_after(number: int, handler: Any) -> Any:
         """Install a handler as `signal.signal` does, and return the one before."""
         present = ours.get(number)
         if os.getpid() != driver or not callable(present):
             return install(number, handler)
-        install(number, present if handler is present else _chain_handlers(present, handler))
+        install(number, present if handler is present else _make_signal_hook(present, handler))
         before, theirs[number] = theirs[number], handler
         return before
 
-    signal.signal = install_after
+    signal.signal = install_after  # type: ignore[assignment]
     try:
         yield
     finally:
         signal.signal = install
 
 
-def _chain_handlers(first: Callable[..., Any], second: Any) -> Callable[..., None]:
+def _make_signal_hook(first: Callable[..., Any], second: Any) -> Callable[..., None]:
     from_pyspark = (getattr(second, "__module__", None) or "").startswith("pyspark.")
 
     def handle_signal(number: int, frame: object) -> None:

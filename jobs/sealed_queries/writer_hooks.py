@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tidegate.checkpoints.batch_notes import TOPIC_SCHEME
+
 _LOCATION = "checkpointlocation"
 # Option of a writer -> fact.
 _OPTIONS = {_LOCATION: "location", "path": "path", "topic": "topic", "usermetadata": "note"}
@@ -28,6 +30,8 @@ _SECONDS = {
     "week": 604_800,
 }
 _INTERVAL_PART = re.compile(rf"([\d.]+)\s*({'|'.join(_SECONDS)})")
+_REDACTION = "spark.redaction.regex"
+_REDACTED = "(?i)secret|password|token|access[.]?key"  # Spark's default
 _KAFKA = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
@@ -89,7 +93,7 @@ class WriterFacts:
         if self.format != "kafka" or self.topic is None:
             return None
         servers = str(self.kafka.get("kafka.bootstrap.servers", ""))
-        return f"kafka://{servers.split(',')[0].strip()}/{self.topic}"
+        return f"{TOPIC_SCHEME}{servers.split(',')[0].strip()}/{self.topic}"
 
 
 @contextmanager
@@ -142,6 +146,15 @@ def install_hooks(
             hooked = _make_start_hook(method, name, on_session, on_start)
             replace_method(DataStreamWriter, name, hooked)
         yield
+
+
+def mask_settings(secrets: Collection[str], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the setting by which Spark masks these settings too, on its pages and in logs."""
+    if not secrets:
+        return {}
+    names = "|".join(re.escape(key) for key in sorted(secrets))
+    given = settings.get(_REDACTION, _REDACTED)
+    return {_REDACTION: given if names in given else f"{given}|{names}"}
 
 
 def choose_older_kafka_reader(session: Any) -> None:

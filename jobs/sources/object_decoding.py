@@ -38,7 +38,7 @@ from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
-from .odd_texts import MarkedText, decode_line, mark_odd_values
+from .odd_texts import MarkedText, add_marks, decode_line
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -405,7 +405,7 @@ def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
 
 
 def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
-    marked = mark_odd_values(data, spec.parse.delimiter, spec.parse.quote)
+    marked = add_marks(data, spec.parse.delimiter, spec.parse.quote)
     names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
     table, broken = _parse_csv(marked.data, names, spec)
     if table.column_names != names:  # the type of a column with another name would be guessed
@@ -538,11 +538,15 @@ def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
 def build_complaint_sql(name: str, kind: str, spec: SourceSpec) -> str:
     """Return DuckDB SQL that says why a text does not fit; `name` is the column without quotes."""
     complaint = f"""'{name} is no {kind}: ' || "{name}" """
-    if kind != "timestamp" or spec.parse.timestamps != "iso" or spec.timezone is not None:
+    if kind != "timestamp" or spec.parse.timestamps != "iso":
         return complaint
-    no_zone = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
     is_naive = _matches(f'"{name}"', _NAIVE_TIMESTAMP)
-    return f"CASE WHEN {is_naive} THEN {no_zone} ELSE {complaint} END"
+    if spec.timezone is None:
+        why = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
+    else:
+        is_naive += f' AND try_cast("{name}" AS TIMESTAMP) IS NOT NULL'
+        why = f"""'{name} is a local time that {spec.timezone} skips: ' || "{name}" """
+    return f"CASE WHEN {is_naive} THEN {why} ELSE {complaint} END"
 
 
 def _matches(column: str, pattern: str) -> str:
@@ -556,7 +560,7 @@ def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
         return f"TRY(make_timestamptz(CAST({micros} AS BIGINT)))"
     naive = "NULL"
     if spec.timezone is not None:
-        naive = f"try_cast({column} AS TIMESTAMP) AT TIME ZONE '{spec.timezone}'"
+        naive = f"TRY(local_instant(try_cast({column} AS TIMESTAMP), '{spec.timezone}'))"
     return (
         f"CASE WHEN {_matches(column, _ZONED_TIMESTAMP)} THEN try_cast({column} AS TIMESTAMPTZ)"
         f" WHEN {_matches(column, _NAIVE_TIMESTAMP)} THEN {naive} END"

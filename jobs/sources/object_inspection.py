@@ -2,7 +2,7 @@
 
 import io
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -193,7 +193,8 @@ def describe_encoded_object(key: str, data: bytes, spec: SourceSpec) -> Footer |
     if isinstance(found, BadObject):
         return found
     rows, file = found
-    return Footer(rows, _describe_columns(file).columns)
+    described = _describe_columns(file)
+    return described if isinstance(described, BadObject) else Footer(rows, described.columns)
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:
@@ -245,8 +246,12 @@ def _parse_metadata(tail: bytes, size: int) -> Footer | BadObject:
         return BadObject("truncated", detail)
 
 
-def _describe_columns(file: Path | io.BytesIO) -> Footer:
+def _describe_columns(file: Path | io.BytesIO) -> Footer | BadObject:
     metadata: Any = pq.read_metadata(file)
     instants, schema = find_int96_columns(metadata), metadata.schema.to_arrow_schema()
+    twice = sorted(name for name, number in Counter(schema.names).items() if number > 1)
+    if twice:
+        detail = f"more than one column has the name {', '.join(twice)}"
+        return BadObject("unknown_column", detail, int(metadata.num_rows))
     columns = {f.name: _INSTANT_TYPE if f.name in instants else str(f.type) for f in schema}
     return Footer(int(metadata.num_rows), columns)

@@ -1,6 +1,6 @@
 """Marks what is wrong inside of a text, so that it costs one row and not the whole object.
 
-Readers of CSV refuse an object for one byte that is not UTF-8, and move a quote that stands inside
+Readers of CSV refuse an object for one byte that is not UTF-8, and move a quote that is inside
 of a quoted value. Here each such place gets a character that the text does not have.
 """
 
@@ -41,14 +41,14 @@ def decode_line(line: bytes) -> tuple[str, bool]:
         return line.decode("utf-8", "replace"), False
 
 
-def mark_odd_values(data: bytes, delimiter: str, quote: str) -> MarkedText:
+def add_marks(data: bytes, delimiter: str, quote: str) -> MarkedText:
     """Return an object of CSV with marks where a value is not what was written."""
-    found = _mark_other_bytes(data)
-    _mark_tails(found, delimiter, quote)
+    found = _add_byte_marks(data)
+    _add_tail_marks(found, delimiter, quote)
     return found
 
 
-def _mark_other_bytes(data: bytes) -> MarkedText:
+def _add_byte_marks(data: bytes) -> MarkedText:
     try:
         pa.array([data], pa.large_binary()).cast(pa.large_string())
         return MarkedText(data)
@@ -59,7 +59,7 @@ def _mark_other_bytes(data: bytes) -> MarkedText:
     return MarkedText(marked.encode(), {mark: "the line is not UTF-8"})
 
 
-def _mark_tails(found: MarkedText, delimiter: str, quote: str) -> None:
+def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
     """Mark quoted values with more text behind their closing quote."""
     q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
     stop, other = rb"[^%b\r\n]" % ends, rb"[^%b\r\n%b]" % (ends, q)
@@ -80,12 +80,12 @@ def _mark_tails(found: MarkedText, delimiter: str, quote: str) -> None:
     quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
     mark = _choose_mark(found.data.decode())
 
-    def mark_tail(value: re.Match[bytes]) -> bytes:
+    def add_mark(value: re.Match[bytes]) -> bytes:
         """Return a value, with a mark if it goes on behind its closing quote."""
         return value[0] + mark.encode() if value["tail"] else value[0]
 
     values = rb"%b(?P<tail>%b*)|%b%b*" % (quoted, stop, other, stop)
-    found.data = re.sub(values, mark_tail, found.data)
+    found.data = re.sub(values, add_mark, found.data)
     found.complaints[mark] = "a value goes on behind its closing quote"
 
 

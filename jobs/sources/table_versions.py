@@ -305,7 +305,8 @@ class IcebergVersions(TableVersions):
         base = self._uri.removeprefix("file://")
         location = path.removeprefix("file://").replace("s3a://", "s3://", 1)
         if not location.startswith(base):
-            raise self._unsupported_table_error(f"has a file outside its folder: {path}")
+            what = f"has a file outside `path`, {path}: let it be a folder above all its files"
+            raise self._unsupported_table_error(what)
         return location[len(base) :].lstrip("/")
 
     def _load_iceberg_table(self) -> Any:

@@ -25,7 +25,8 @@ from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.rows.column_casts import select_readable_columns
+from tidegate.jobs.rows.column_casts import arrow_to_spark_type, select_readable_columns
+from tidegate.jobs.rows.physical_values import NOT_UTF8
 from tidegate.jobs.rows.slice_reading import (
     PLANNED,
     POSITION_COLUMNS,
@@ -36,9 +37,11 @@ from tidegate.jobs.rows.slice_reading import (
     read_similar_parts,
     unreadable_objects_error,
 )
-from tidegate.jobs.rules.row_conditions import quote_name
+from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.time_units import TICK_MAX
 
 from .spark_session import SparkSessions
 from .staging import Staging
@@ -96,20 +99,21 @@ def open_cut(
 
     def build_frame() -> DataFrame | None:
         session = sessions.session_for(rows)
-        frame = read_similar_parts(
-            spec,
-            cut,
-            list(enumerate(parts)),
-            lambda columns, chosen: (
-                arrow_to_frame(
-                    session,
-                    read_parts(columns, chosen, _to_nested_type),
-                    _format_ddl(columns, POSITION_COLUMNS),
-                )
-                if small
-                else _scan_in_tasks(session, columns, chosen, scratch, staging)
-            ),
-        )
+
+        def read(
+            columns: Any, chosen: list[NumberedPart], source: SourceSpec
+        ) -> tuple[DataFrame, bool]:
+            """Read objects that look alike."""
+            if not small and not any(_has_far_times(part) for _, part in chosen):
+                scanned = _scan_in_tasks(session, columns, chosen, scratch, staging)
+                return _judge_texts(scanned, dict(columns), source), True
+            table = read_parts(columns, chosen, source, _to_nested_type)
+            ddl = _format_ddl(columns, POSITION_COLUMNS)
+            has_reasons = table.column_names[-1] == BAD_REASON
+            ddl += f", {BAD_REASON} string" if has_reasons else ""
+            return arrow_to_frame(session, table, ddl), has_reasons
+
+        frame = read_similar_parts(spec, cut, list(enumerate(parts)), read)
         # One task, and no shuffle anywhere behind it.
         return frame.coalesce(1) if frame is not None and small else frame
 
@@ -167,6 +171,39 @@ def _scan_in_tasks(
                 f"_p <> {index} OR (_row >= {part.row_start}L AND _row < {part.row_end}L)"
             )
     return frame
+
+
+def _has_far_times(part: CutPart) -> bool:
+    """Whether an object may have times beyond microseconds, for which Spark's own reader fails."""
+    coarse = {name for name, own in part.columns if own.startswith(("timestamp[ms", "timestamp[s"))}
+    metadata: Any = pq.read_metadata(part.path) if coarse else None
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)] if coarse else []
+    leaves = [group.column(n) for group in groups for n in range(group.num_columns)]
+    found = [leaf.statistics for leaf in leaves if leaf.path_in_schema in coarse]
+    most = TICK_MAX // 1000
+    # `num_values` leaves out nulls; a column of nulls has no bounds.
+    return any(
+        one is None
+        or (
+            one.num_values and not (one.has_min_max and -most <= one.min_raw <= one.max_raw <= most)
+        )
+        for one in found
+    )
+
+
+def _judge_texts(frame: DataFrame, columns: dict[str, str], source: SourceSpec) -> DataFrame:
+    """Say in `BAD_REASON` which rows have a text that is not UTF-8, as `convert_rows` does."""
+    kinds = {name: arrow_to_spark_type(columns[name]) for name in columns if name in source.columns}
+    texts = [name for name, own in kinds.items() if own == "string"]
+    cases = [
+        f"CASE WHEN NOT is_valid_utf8({quote_name(name)})"
+        f" THEN {quote_text(f'{name} {NOT_UTF8}')} END"
+        for name in texts
+    ]
+    known = BAD_REASON if BAD_REASON in columns else "CAST(NULL AS string)"
+    frame = frame.withColumn(BAD_REASON, F.expr(f"coalesce({', '.join([known, *cases])}, NULL)"))
+    repaired = {name: F.expr(f"make_valid_utf8({quote_name(name)})") for name in texts}
+    return frame.withColumns(repaired) if texts else frame
 
 
 def _link_object(base: Path, index: int, part: CutPart) -> Path:

@@ -340,11 +340,13 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
         per_unit = TICKS_PER_UNIT[source.parse.timestamps]
         ticks = f"round(try_cast({raw} AS decimal(30,6)) * {per_unit})"
         return f"timestamp_micros(try_cast({ticks} AS bigint))"
-    naive = (
-        "NULL"
-        if source.timezone is None
-        else f"to_utc_timestamp(try_cast({raw} AS timestamp), '{source.timezone}')"
-    )
+    naive = "NULL"
+    if source.timezone is not None:
+        local = f"try_cast({raw} AS timestamp)"
+        instant = f"to_utc_timestamp({local}, '{source.timezone}')"
+        # A local time that the zone skips does not come back.
+        is_there = f"from_utc_timestamp({instant}, '{source.timezone}') = {local}"
+        naive = f"CASE WHEN {is_there} THEN {instant} END"
     return (
         f"CASE WHEN endswith({raw}, 'Z') OR {raw} RLIKE '{_ZONE_PATTERN}' THEN {cast} ELSE"
         f" {naive} END"

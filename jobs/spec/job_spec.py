@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from tidegate.time_units import PositiveDuration
 
@@ -36,6 +36,17 @@ def is_query_name(text: str) -> bool:
     return re.fullmatch(_QUERY_NAME, text) is not None
 
 
+def _write_scalar(value: object) -> object:
+    """Write a switch or a number of YAML as text; other values are judged by the field."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_write_scalar)]
+"""A text that YAML may write as a number or a switch."""
+
+
 class JobCheckpointSpec(CheckpointSpec):
     """What happens to sealed batches, and where Spark keeps its checkpoints."""
 
@@ -58,8 +69,8 @@ class JobSpec(SpecModel):
     """Free text for people."""
     app: Annotated[str, AfterValidator(_validate_app)]
     """The PySpark script, relative to the working folder or to the folder of this file."""
-    args: tuple[str, ...] = ()
-    """Arguments of the script."""
+    args: tuple[Text, ...] = ()
+    """Arguments of the script. One that is ``env:NAME`` is read from the environment."""
     queries: tuple[QueryName, ...] = ()
     """Names of the streaming queries to seal. Empty: all that the script starts."""
     repeatable: tuple[QueryName, ...] = ()
@@ -76,11 +87,13 @@ class JobSpec(SpecModel):
     """
     may_end: bool = False
     """Whether the script may end a query that has no end of its own, or Spark, and the job is then
-    finished. Otherwise such an end is a failure. Queries by ``availableNow`` and ``once`` may always
-    end.
+    finished. Otherwise such an end is a failure.
     """
-    conf: dict[str, str] = {}
-    """Spark settings that replace those of the script."""
+    conf: dict[str, Text] = {}
+    """Spark settings that replace those of the script.
+
+    A value ``env:NAME`` is read from the driver's environment.
+    """
     checkpoint: JobCheckpointSpec = JobCheckpointSpec()
     """Retention of sealed batches. The pace of batches stays that of the script's triggers."""
     supervision: SupervisionSpec = SupervisionSpec()

@@ -205,8 +205,9 @@ class StreamDispatcher:
         start = epoch.order.next_position + shift
         if state.next < start:  # the pipeline has run without streams, at first or in between
             try:
-                old = self._history.read_rows(EVENTS_STREAM, {}, state.next, start)
-                last = old["stream_time"][-1].as_py()
+                before = self._history.read_last_time(max(state.next - shift, 0))
+                times = (time for time in (state.last, before) if time is not None)
+                last = max(times, default=None)
             except RowsRetiredError:
                 last = state.last  # no reader can see those rows, so nothing depends on their times
             state = StreamState(start, last, shift)

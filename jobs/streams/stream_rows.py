@@ -41,7 +41,7 @@ from tidegate.jobs.sinks.table_scan import Ranges, select_in_ranges
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
-from tidegate.time_units import TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .errors import ROWS_RETIRED
 
@@ -54,6 +54,8 @@ PROVENANCE_FIELDS = {
 """Whose row it is: identity, the attachment that sent it, the stream and the row it was made of."""
 
 
+_TIMES_AT_ONCE = 1_000_000
+"""Rows of retired epochs of which the times are read together."""
 PublishedReader = Callable[[str, int, int, Collection[str]], Any]
 """Returns rows of a published table: of this stream, from a position up to another, columns."""
 
@@ -88,9 +90,7 @@ class LogHistory:
         """
         if start >= end:
             return build_row_schema(columns).empty_table()
-        after = self.after
-        # A replay sees the log as it was before its epoch.
-        head = LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
+        head = self._find_head()
         if stream == EVENTS_STREAM:
             rows = self._read_event_rows(head, columns, start, end)
         else:
@@ -101,6 +101,33 @@ class LogHistory:
             older = self._read_published_rows(stream, columns, start, min(first, end))
             return pa.concat_tables([older, rows.slice(0, max(0, end - first))])
         return rows.slice(start - first, end - start)
+
+    def read_last_time(self, start: int) -> int | None:
+        """Return the greatest event time of the events from a position on.
+
+        Manifests tell it. Of retired epochs the times are read, a part at a time.
+
+        Raises:
+            RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
+        """
+        times: list[int] = []
+        first, last = 0, None
+        for epoch, before in self._iter_event_epochs(self._find_head(), start, TICK_MAX):
+            last = before
+            files = epoch.files.get(EVENTS_STREAM, [])
+            times += [file.max_time for file in files if file.max_time is not None]
+            if not epoch.is_merge:
+                first = epoch.next_position - sum(file.rows for file in files)
+        if last is None and first > start:
+            if self.published is None:
+                raise ROWS_RETIRED(stream=EVENTS_STREAM, row=start)
+            last = self._read_time_before(first)
+        return max((time for time in (*times, last) if time is not None), default=None)
+
+    def _find_head(self) -> LogHead:
+        after = self.after
+        # A replay sees the log as it was before its epoch.
+        return LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
 
     def _read_published_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
         """Return rows of retired epochs; every such epoch is in the tables."""
@@ -120,8 +147,13 @@ class LogHistory:
     def _read_time_before(self, position: int) -> int | None:
         """Return the greatest event time of all events before a position."""
         if position and self.published is not None and self._time_before[0] != position:
-            found = self.published(EVENTS_STREAM, 0, position, (self._event_time,))
-            self._time_before = position, compute_time_bounds(found[self._event_time])[1]
+            bounds = []
+            for start in range(0, position, _TIMES_AT_ONCE):
+                end = min(start + _TIMES_AT_ONCE, position)
+                found = self.published(EVENTS_STREAM, start, end, (self._event_time,))
+                bounds.append(compute_time_bounds(found[self._event_time])[1])
+            known = (time for time in bounds if time is not None)
+            self._time_before = position, max(known, default=None)
         return self._time_before[1] if position == self._time_before[0] else None
 
     def _read_event_rows(self, head: LogHead, columns: ColumnTypes, start: int, end: int) -> Any:

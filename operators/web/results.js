@@ -48,7 +48,8 @@ export function resultsPanel(pipeline, showRows, lookOf) {
   }
   function plot(data) {
     const name = data && (document.getElementById("aggregate")?.value || data.aggregates[0]);
-    fill(drawn, Boolean(name && data.points.length > 1), () => name && data.points.length > 1 ? [chart.node] : []);
+    const isDrawn = Boolean(name && data.points.length > 1), rest = isDrawn && data.left_out;
+    fill(drawn, [isDrawn, rest], () => isDrawn ? [chart.node, rest ? h("p", {class: "soft", id: "left-out"}, `${data.keys.length} of ${count(data.keys.length + rest)} keys are drawn, those with the most results; the table has all.`) : null] : []);
     if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, ...(data.keys.every(lookOf) ? lookOf(key) : look(i)), value: p => p.results[key]?.[name]})));
   }
   const text = v => v === null || v === undefined ? "–" : typeof v === "string" ? v.replace(/(\d\d:\d\d:\d\d)(\.000000)?\+00:00$/, "$1Z") : typeof v === "number" ? String(v) : JSON.stringify(v);

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -82,6 +83,7 @@ def test_a_failed_run_prints_the_error_and_names_its_log(
     (log,) = tmp_path.glob("tidegate-flights-*.log")
     lines = said.err.splitlines()
     assert (said.exit_code, lines[0]) == (3, f"log: {log}")
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert [line.split(":")[0] for line in lines[1:]] == ["transient error", "kept", "next"]
 
 

@@ -65,6 +65,19 @@ def test_every_option_has_a_meaning(generate: ModuleType) -> None:
     assert silent == []
 
 
+def test_durations_are_written_as_in_a_spec(generate: ModuleType) -> None:
+    """A default in ticks could not be copied into a spec."""
+    rows = list(list_table_rows(generate.render_options()))
+    assert {row[2] for row in rows if row[0] in ("`idle_timeout`", "`stall_after`")} == {
+        "`1m`",
+        "`2m`",
+    }
+    numbers = [
+        row for row in rows if row[1] in ("text", "duration") and row[2].strip("`").isdigit()
+    ]
+    assert [row[0] for row in numbers if row[2] != "`0`"] == []
+
+
 def test_every_scalar_option_has_an_example(generate: ModuleType) -> None:
     """Every field shows a value, unless it is a section of its own."""
     without = [

@@ -1,4 +1,4 @@
-"""The demo as a user runs it, on two days of flights.
+"""The demo as a user runs it, on two days of flights, with keys of the documented roles.
 
 Airflow, Spark, MinIO, a kill, a restore, quality, exact tables.
 """
@@ -23,8 +23,7 @@ def test_the_demo_ends_by_itself_and_is_exact(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tidegate.jobs.cli",
-        "demo",
+        "tests.e2e.demo_with_roles",
         "--days",
         "2",
         "--home",
@@ -45,4 +44,5 @@ def test_the_demo_ends_by_itself_and_is_exact(tmp_path: Path) -> None:
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-4000:]
     assert "Every row in exactly one place" in said
+    assert "the stack's keys have the role of a driver" in said
     assert "the stack is down" in said

@@ -55,7 +55,7 @@ _EXPECTED = {
 
 
 def _is_allowed(role: Role, action: str, key: str) -> bool:
-    """As S3 decides: a star stands for any text, slashes too."""
+    """As S3 decides: a star means any text, slashes too."""
     return any(
         action in statement["Action"] and fnmatchcase(f"arn:aws:s3:::b/{key}", pattern)
         for statement in _RULED[role]["Statement"]

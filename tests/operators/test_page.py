@@ -475,6 +475,13 @@ def _verdict(age: int, verdict: str = "pass", **more: Any) -> dict[str, Any]:
     return {"at": at, "verdict": verdict, "failed": [], **more}
 
 
+def test_a_job_that_has_nothing_to_do_is_well() -> None:
+    """It seals nothing meanwhile; a pipeline does."""
+    old = {"sealed_at": NOW - 18_000_000}
+    assert _list_findings(**old) == ["the newest checkpoint is 5 h old"]
+    assert _list_findings(**old, queries={"q": {"batch": 7}}) == []
+
+
 def test_a_verdict_gets_old_while_epochs_are_sealed() -> None:
     """A pass of a year ago says nothing about today; in a pause of the stream none is due."""
     assert _list_findings(quality=_verdict(1700)) == []

@@ -23,6 +23,7 @@ from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
+from tidegate.time_units import TICK_MAX
 
 _Column = tuple[
     list[Any], dict[int, tuple[DeadLetterReason, str]]
@@ -86,7 +87,14 @@ class ObjectReader:
             other = not pa.types.is_nested(column.type)
             return raw, {n: fault for n, v in enumerate(raw) if other and v is not None}
         if declared == "timestamp" and pa.types.is_timestamp(column.type):
-            return self._timestamps(column, name)
+            ticks = {"s": 1_000_000, "ms": 1_000}.get(column.type.unit, 1)
+            numbers = column.cast(pa.int64()).to_pylist()
+            far = {n for n, v in enumerate(numbers) if v is not None and abs(v * ticks) > TICK_MAX}
+            near = pa.array([None if n in far else v for n, v in enumerate(numbers)], pa.int64())
+            values, faults = self._timestamps(near.cast(column.type), name)
+            return values, faults | dict.fromkeys(far, ("bad_value", f"{name} is too far"))
+        if pa.types.is_string(column.type) and declared == "string":
+            return _texts(column, name)
         if column.type == to_arrow_type(declared):
             return from_arrow(column), {}
         return _one_by_one(column, declared, name)
@@ -106,7 +114,23 @@ class ObjectReader:
         zoned = pc.assume_timezone(
             naive, self._source.timezone, ambiguous="earliest", nonexistent="earliest"
         )
-        return from_arrow(zoned.cast(TIMESTAMP_UTC)), {}
+        skipped: tuple[DeadLetterReason, str] = (
+            "bad_value",
+            f"{name} is a local time that {self._source.timezone} skips",
+        )
+        same = pc.fill_null(pc.equal(pc.local_timestamp(zoned), naive), True).to_pylist()
+        faults = {number: skipped for number, is_same in enumerate(same) if not is_same}
+        return from_arrow(zoned.cast(TIMESTAMP_UTC)), faults
+
+
+def _texts(column: Any, name: str) -> _Column:
+    values: list[Any] = []
+    faults: dict[int, tuple[DeadLetterReason, str]] = {}
+    for number, raw in enumerate(column.cast(pa.binary()).to_pylist()):
+        values.append(None if raw is None else raw.decode("utf-8", "replace"))
+        if raw is not None and values[-1].encode() != raw:
+            faults[number] = ("bad_value", f"{name} is not UTF-8")
+    return values, faults
 
 
 def _one_by_one(column: Any, declared: str, name: str) -> _Column:

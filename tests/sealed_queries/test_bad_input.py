@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
@@ -264,6 +264,27 @@ def test_a_launch_whose_restore_failed_is_not_gone_on_with(
     assert calls == [0, 0]
 
 
+def test_a_sink_that_no_one_can_read_is_not_taken_over(tmp_path: Path) -> None:
+    """The numbers of its batches would mean other rows, unless it may get them twice."""
+    for repeatable in ([], ["q"]):
+        facts, folder = WriterFacts(name="q", format="foreach"), tmp_path / f"new{len(repeatable)}"
+        for made in _open(tmp_path, {**SPEC, "repeatable": repeatable}, f"j{len(repeatable)}"):
+            made._start_query(facts)
+            FakeCheckpoint(made._location.folder / "q").commit(0)
+            assert made._loop.seal_committed(patience=0) == 1
+            made._location = JobLocation(folder, made._slot_log.head().record, is_first=False)
+            made._loop.queries.clear()
+            if repeatable:
+                assert made._start_query(facts) is not None
+                continue
+            with pytest.raises(
+                ConfigurationError, match=r"after batch 0 .* have batch 1"
+            ) as refused:
+                made._start_query(facts)
+            assert refused.value.code == "job.sink_unknown"
+            assert not (folder / "q").exists()
+
+
 @pytest.mark.parametrize(
     "master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2,1,1024]"]
 )
@@ -323,6 +344,43 @@ def test_the_jvm_of_a_script_reads_the_class_archive(
 def test_spark_chooses_the_master_of_a_script_that_names_none(session: JobSession) -> None:
     """That of spark-defaults.conf counts, as without tidegate."""
     assert "spark.master" not in session._choose_settings({})
+
+
+def test_what_comes_from_the_environment_reaches_script_and_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spec in the bucket has its name only, and Spark masks the setting."""
+    monkeypatch.setenv("KEY", "k3y")
+    given = {"args": ["--key", "env:KEY", 5], "conf": {"spark.my.key": "env:KEY", "spark.n": True}}
+    for made in _open(tmp_path, {**SPEC, **given}):
+        made._options.script.write_text("import sys; assert sys.argv[1:] == ['--key', 'k3y', '5']")
+        made._run_script()
+        for own in ({}, {"spark.redaction.regex": "mine"}):
+            chosen = made._choose_settings({**own, **made._choose_settings(own)})
+            assert (chosen["spark.my.key"], chosen["spark.n"]) == ("k3y", "true")
+            masked = re.compile(chosen["spark.redaction.regex"])
+            assert masked.search("spark.my.key")
+            assert masked.search("mine" if own else "my.Password")
+        assert made._secrets == ["spark.my.key"]
+        assert "k3y" not in made._spec.model_dump_json()
+
+
+def test_a_variable_of_the_environment_is_missing(tmp_path: Path) -> None:
+    """The field is named before Spark starts."""
+    with pytest.raises(ConfigurationError, match=r"conf\.spark\.my\.key: .* NO_SUCH_KEY"):
+        next(_open(tmp_path, {**SPEC, "conf": {"spark.my.key": "env:NO_SUCH_KEY"}}))
+
+
+def test_the_folder_of_a_job_is_for_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are in its files. An older folder is closed as well."""
+    monkeypatch.setattr(job_run.LeaderElection, "wait_until_wanted", lambda _: False)
+    spec = JobSpec.model_validate({**SPEC, "name": "clicks"})
+    options = JobOptions(str(tmp_path / "store"), tmp_path / "s.py", home=tmp_path / "jobs")
+    (tmp_path / "jobs" / "clicks").mkdir(parents=True)
+    job_run.run_job_until_end(spec, options)
+    assert (tmp_path / "jobs" / "clicks").stat().st_mode & 0o777 == 0o700
 
 
 def test_spark_connect_is_refused_before_it_starts(
@@ -493,6 +551,18 @@ def test_what_spark_reports_decides_how_a_job_ends(
     with pytest.raises(Exception) as failed:  # noqa: PT011 - classified below
         session._run_until_ended()
     assert session._classify(failed.value).failure_class.exit_code == code
+
+
+def test_a_query_that_has_lost_a_race_begins_from_what_is_sealed(session: JobSession) -> None:
+    """The next launch would leave out the batch, which is in the sink's log with other rows."""
+    raced, other = (FakeCheckpoint(session._location.folder / name) for name in ("q", "other"))
+    facts = WriterFacts(name="q")
+    session._start_query(facts)
+    facts.query = Ended(_LOST_RACE)
+    with pytest.raises(TransientError, match="Race while writing"):
+        session._run_until_ended()
+    assert not raced.folder.exists()
+    assert other.folder.exists()
 
 
 @pytest.mark.parametrize("text", ["raise KeyError('mine')", "import sys; sys.exit(7)", "pass"])

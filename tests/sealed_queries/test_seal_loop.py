@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -11,8 +13,9 @@ import pytest
 
 from tests.sealed_queries.conftest import JobBench
 from tests.sealed_queries.fake_events import end_query, report_batch, report_idle, start_query
-from tests.servers.memory_store import Fault
+from tests.servers.memory_store import Fault, StoreRequest
 from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop, SparkReports
 
@@ -144,6 +147,35 @@ def test_an_outage_leaves_no_batch_out_and_no_figures(bench: JobBench, place: st
     assert (first.sealed, second.sealed) == (0, 0)
 
 
+def test_a_store_that_refuses_the_keys_for_a_while_is_waited_for(bench: JobBench) -> None:
+    """Keys are renewed while jobs run; the ten minutes are those of pipelines."""
+    reports = SparkReports()
+    loop = _make_loop(bench, reports)
+    loop._closing.set()  # no pause between two tries
+    query, made = bench.query("q")
+    loop.queries["q"] = query
+    made.commit(0)
+
+    def deny_slots(request: StoreRequest) -> None:
+        if "/slots/" in request.key:
+            raise StoreDeniedError("403 ExpiredToken", code="store.denied")
+
+    bench.store.hook = deny_slots
+    again = partial(loop._guard, lambda: loop.seal_committed(patience=0) < 0)
+    assert [again(), again()] == [True, True]
+    bench.store.hook = None
+    assert not again()  # it need not be called again
+    assert (query.sealed, loop.error) == (0, None)
+    made.commit(1)
+    bench.store.hook = deny_slots
+    assert again()
+    assert loop._denied_since is not None
+    loop._denied_since -= 600.0
+    assert not again()
+    assert loop.error is not None
+    assert loop.error.failure_class.exit_code == 2
+
+
 @dataclass
 class WorkingQuery:
     """A query of PySpark whose trigger is active."""
@@ -185,3 +217,38 @@ def test_a_batch_may_run_for_an_hour_by_default(bench: JobBench) -> None:
     loop.queries["q"], made = bench.query("q")
     made.plan(0)
     assert [_look(loop), _look(loop)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("entries", "raced"),
+    [(["0"], False), (["0", "2"], False), (["1"], False), (["9.compact"], True), ([], True)],
+)
+def test_a_batch_is_sealed_only_if_the_sink_has_it_and_nothing_above(
+    bench: JobBench, tmp_path: Path, entries: list[str], raced: bool
+) -> None:
+    """Spark may have written others meanwhile, up to batch 2, which is planned."""
+    assert _seal_over_log(bench, tmp_path / "log", entries) is raced
+
+
+def test_a_batch_of_a_driver_that_was_taken_over_is_found_in_the_sink(
+    bench: JobBench, tmp_path: Path
+) -> None:
+    """It has written into the log of the file sink after this driver has begun."""
+    assert _seal_over_log(bench, tmp_path / "log", ["0", "46"])
+    assert bench.sealed == []
+
+
+def _seal_over_log(bench: JobBench, log: Path, entries: list[str]) -> bool:
+    """Seal batch 0, with batch 2 planned; return whether the job ends with a lost race."""
+    loop = _make_loop(bench, SparkReports())
+    query, made = bench.query("q")
+    query.sink_log = log
+    log.mkdir()
+    for name in entries:
+        (log / name).write_text("v1")
+    made.commit(0)
+    made.plan(2)
+    loop.queries["q"] = query
+    loop._guard(lambda: bool(loop.seal_committed(patience=0)) and False)
+    assert (loop.error is not None) == bool(loop.raced)
+    return loop.error is not None and loop.error.code == "job.sink_raced"

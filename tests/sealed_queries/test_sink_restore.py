@@ -18,6 +18,7 @@ from tidegate.jobs.sealed_queries.sink_restore import (
     refuse_sink_ahead,
 )
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+from tidegate.jobs.spec.job_spec import JobSpec
 
 
 def write_log(folder: Path, *names: str) -> WriterFacts:
@@ -98,3 +99,25 @@ def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBenc
     for batch in (2, 3):
         bench.sealer.seal(query, batch, BatchReport())
     assert list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}
+
+
+def test_what_the_present_spec_says_of_a_sink_counts_for_a_restore(bench: JobBench) -> None:
+    """A job that fails seals no other batch that could note it."""
+    query, made = bench.query("q", SinkRewind.REFUSED)
+    topic, published = bench.query("topic", SinkRewind.REFUSED)
+    topic.facts = WriterFacts(name="topic", format="kafka", topic="t")
+    made.commit(0)
+    bench.sealer.seal(query, 0, BatchReport())
+    published.commit(0)
+    bench.sealer.seal(topic, 0, BatchReport())
+    spec = {"kind": "job", "name": "clicks", "app": "clicks.py"}
+    plain = JobSpec.model_validate(spec)
+    with pytest.raises(ConfigurationError, match="query q"):
+        plan_restore(bench.log, None, spec=plain).require_sinks_follow()
+    declared = JobSpec.model_validate({**spec, "repeatable": ["q", "topic"]})
+    plan = plan_restore(bench.log, None, spec=declared)
+    plan.require_sinks_follow()
+    assert {one.query: one.rewind for one in plan.sinks} == {
+        "q": SinkRewind.REPEAT,
+        "topic": SinkRewind.ANNOUNCE,
+    }

@@ -32,9 +32,7 @@ def test_a_handler_of_the_script_does_not_replace_the_stop(stop: threading.Event
 
 
 @pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
-def test_a_script_cannot_ignore_a_stop(
-    stop: threading.Event, ignored: signal.Handlers
-) -> None:
+def test_a_script_cannot_ignore_a_stop(stop: threading.Event, ignored: signal.Handlers) -> None:
     """Neither is the process ended at once."""
     signal.signal(signal.SIGTERM, ignored)
     signal.raise_signal(signal.SIGTERM)

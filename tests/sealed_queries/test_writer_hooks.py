@@ -84,13 +84,14 @@ def test_a_query_gets_the_name_that_the_job_chooses() -> None:
     """Only one that has none."""
     script = Script(None)
     seen: list[list[Any]] = []
+    starts: list[Any] = [lambda w: w.start("/o"), lambda w: w.queryName("own").start("/o")]
 
     def name_query(facts: WriterFacts) -> str | None:
         facts.name = facts.name or "chosen"
         return None
 
     with install_hooks(lambda _: {}, lambda _: None, name_query):
-        for start in (lambda w: w.start("/o"), lambda w: w.queryName("own").start("/o")):
+        for start in starts:
             writer = script.writer()
             start(writer)
             seen.append([call.args for call in writer._jwrite.queryName.call_args_list])

@@ -288,7 +288,7 @@ def real_shell(world: World) -> Iterator[None]:
         (host_clock.Clock, "sleep", lambda _, seconds: world.clock().sleep(seconds)),
         (ProcessIdentity, "this_process", lambda *_: world.current_process().holder),
         (status_reporter, "bind_log_context", lambda **_: None),
-        (epoch_loop, "_DENIED_PATIENCE", _DENIED_PATIENCE),
+        (epoch_loop, "DENIED_PATIENCE", _DENIED_PATIENCE),
         (housekeeping, "_LOOK_EVERY", world.housekeeping_every),
         (housekeeping, "_INDEX_AFTER", 2),
         (housekeeping, "_HOUR", 0.0),

@@ -8,8 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import StaticTable
 from tests.servers.jars import ensure_jars
@@ -18,10 +21,14 @@ from tests.sinks.flight_tables import COLUMNS, flights
 from tests.sinks.flight_tables import published as arranged
 
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.errors import TransientError
+from tidegate.errors import ConfigurationError, TransientError
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sinks.lineage_position import read_published_cut
 from tidegate.jobs.sinks.published_tables import read_table
 from tidegate.jobs.sinks.table_maintenance import compact_tables
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 ARTIFACTS = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
@@ -121,3 +128,39 @@ def test_spark(published: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "FOUND [(1, 2), (2, 2), (3, 2)]" in read.stdout, read.stderr[-3000:]
     assert wanted
     assert f"ARRANGED {wanted} {partitions}" in read.stdout, read.stdout[-3000:]
+
+
+def test_another_pipeline_reads_a_table(world: World, tmp_path: Path) -> None:
+    """As a source, whose path is the folder of the pipeline that writes the table."""
+    world.values = lambda slot, rows: {"carrier": [f"c{slot}"] * rows}
+    sink = world.sink()
+    world.seal(3)
+    sink.follow(world.log)
+    assert isinstance(world.store, LocalStore)
+    catalog = f"sqlite:///{world.store.root}/.tidegate-store/catalog.sqlite"
+    name = ".".join(sink.open_table("events").name())
+    table = {"format": "iceberg", "catalog": catalog, "name": name}
+    source = {
+        "path": f"{world.store.root}/p",
+        "table": {**table, "catalog_options": {"name": "tidegate"}},
+        "schema": {"t": "timestamp", "carrier": "string"},
+        "event_time": "t",
+        "lag": "1s",
+    }
+    reader = PipelineSpec.model_validate({"name": "q", "sources": {"events": source}})
+    view = InputView(LocalStore(tmp_path / "other"), reader, tmp_path / "scratch")
+    whole = ObjectSource("events", reader.sources["events"], view, pipeline="q")
+    found = [
+        value
+        for part in whole.plan(Member("events"), None, ReadLimits()).parts
+        for value in pq.read_table(pa.BufferReader(view.get(part["key"]).data))[
+            "carrier"
+        ].to_pylist()
+    ]
+    assert sorted(found) == ["c1", "c1", "c2", "c2", "c3", "c3"]
+    outside = reader.sources["events"].model_copy(update={"path": f"{world.store.root}/p/iceberg"})
+    reader = reader.model_copy(update={"sources": {"events": outside}})
+    view = InputView(LocalStore(tmp_path / "third"), reader, tmp_path / "scratch")
+    part = ObjectSource("events", outside, view, pipeline="q")
+    with pytest.raises(ConfigurationError, match="let it be a folder above all its files"):
+        part.plan(Member("events"), None, ReadLimits())

@@ -282,6 +282,18 @@ def test_a_byte_that_is_not_utf8_costs_its_row(tmp_path: Path, form: str) -> Non
     ]
 
 
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_local_time_is_the_earlier_instant_or_none(tmp_path: Path, form: str) -> None:
+    """One that occurs twice is the earlier of the two; one that the zone skips is a dead row."""
+    local = ["2024-10-27T02:30:00", "2024-03-31T02:30:00", "2024-03-31T03:30:00", "2024-06-01"]
+    made = [{"at": at, "item": "a", "amount": 0} for at in local]
+    data = lines(*made) if form == "json" else csv(*(f"{at},a,0" for at in local))
+    rows, _ = read({"1." + form: data}, tmp_path, format=form, timezone="Europe/Berlin")
+    found = [row.bad[1] if row.bad else row.values["at"] // 1_000_000 for row in rows]
+    skipped = "at is a local time that Europe/Berlin skips: 2024-03-31T02:30:00"
+    assert found == [1_729_989_000, skipped, 1_711_848_600, 1_717_192_800]
+
+
 def test_csv_text_behind_a_closing_quote_costs_its_row(tmp_path: Path) -> None:
     """A backslash does not quote a quote, and no quote moves without a word."""
     at = "2026-03-01T00:00:00Z"

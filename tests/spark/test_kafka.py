@@ -21,9 +21,8 @@ from pyspark.errors import PySparkException
 from tests.spark.kafka_topics import COLUMNS, SENT, proto, rows, spec_of
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.rows.json_messages import plan_plain_messages, split_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.spark.json_decoding import split_messages
-from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
 from tidegate.jobs.spark.kafka_staging import _translate_job_error
 
 if TYPE_CHECKING:
@@ -220,6 +219,14 @@ def test_a_message_whose_own_time_no_column_holds(session: SparkSession) -> None
     both = [{**message, "timestamp": sent} for sent in (SENT, None)]
     decoded, others = split_messages(pa.RecordBatch.from_pylist(both, MESSAGE_SCHEMA), plan)
     assert (decoded["sent"].to_pylist(), others["timestamp"].to_pylist()) == ([SENT], [None])
+
+
+def test_a_local_time_is_the_earlier_instant_or_none(session: SparkSession) -> None:
+    """As in objects: one that occurs twice is the earlier of both, one that is skipped is none."""
+    local = ["2024-10-27T02:30:00", "2024-03-31T02:30:00"]
+    found = rows(session, [f'{{"at": "{at}"}}' for at in local], timezone="Europe/Berlin")
+    assert found[0]["at"].timestamp() == 1_729_989_000
+    assert [row["_why"] for row in found] == [None, f"at is no timestamp: {local[1]}"]
 
 
 def test_numbers_beyond_time(session: SparkSession) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.engine.harness import SECOND
@@ -12,6 +15,7 @@ from tests.manual_clock import ManualClock
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import read_positions, read_table
@@ -123,6 +127,34 @@ def test_a_stream_is_added_to_a_pipeline_whose_first_epochs_were_retired(
     sink.follow(world.bench.log)
     again = read_table(spec, world.bench.store, "again").sort_by("position").to_pylist()
     assert [row["v"] for row in again] == [*times, 10, 11]
+
+
+def test_the_last_time_of_a_long_history_needs_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests tell it; of retired epochs the times are read, a part at a time."""
+    monkeypatch.setattr("tidegate.jobs.streams.stream_rows._TIMES_AT_ONCE", 2)
+    world = World(streams_spec(release={"mode": "pass_through"}), store=LocalStore(tmp_path))
+    seconds = (5, 9, 7, 6, 8, 2)
+    for second in seconds:
+        world.epoch((second, second))
+    log, asked = world.bench.log, list[tuple[int, int, tuple[str, ...]]]()
+
+    def read_times(_: str, start: int, end: int, columns: Collection[str]) -> Any:
+        """Return rows of a published table, and note which were asked for."""
+        asked.append((start, end, tuple(columns)))
+        times = pa.array([second * SECOND for second in seconds[start:end]], pa.int64())
+        return pa.table({"t": times.cast(TIMESTAMP_UTC)})
+
+    history = LogHistory(log, "t", published=read_times)
+    for epoch in world.bench.epochs():
+        for file in epoch.files["events"]:
+            log.store.delete(file.key)
+    assert history.read_last_time(0) == 9 * SECOND
+    assert asked == []
+    retire_all_but_the_head(world)
+    assert history.read_last_time(0) == 9 * SECOND
+    assert asked == [(0, 2, ("t",)), (2, 4, ("t",)), (4, 5, ("t",))]
 
 
 def test_rows_that_are_in_no_table_pause_the_attachment(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def test_results_are_shown_and_a_late_row_is_explained(chromium: Browser, tmp_pa
         panel.get_by_label("Value").fill("2")
         panel.get_by_role("button", name="Find").click()
         expect(panel.locator(".found")).to_contain_text("which web/0 held")
+        page.close()
+
+
+def test_a_chart_says_how_many_keys_it_leaves_out(chromium: Browser, tmp_path: Path) -> None:
+    """Otherwise the key that someone looks for seems to have no results."""
+    shop = Shop(LocalStore(tmp_path / "store"), parse_spec(SHOP_SPEC), tmp_path)
+    write_spec(shop.store, shop.spec)
+    for number, rows in enumerate(OBJECTS):
+        shop.put(number, rows)
+    shop.run()
+
+    def leave_out_two(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        if found.get("chart"):
+            found["chart"]["left_out"] = 2
+        route.fulfill(response=answer, json=found)
+
+    with served(app_of(FakeAirflowQueries(["shop"], shop.store))) as url:
+        page = chromium.new_page()
+        page.route("**/results/*", leave_out_two)
+        page.goto(f"{url}/page#/shop/results")
+        keys = re.compile(r"^(\d+) of (\d+) keys are drawn, those with the most results")
+        expect(page.locator("#left-out")).to_have_text(keys)
         page.close()
 
 
