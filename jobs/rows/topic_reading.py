@@ -15,10 +15,15 @@ import pyarrow.compute as pc
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.sources.kafka_client import RangeReader, translate_settings
-from tidegate.jobs.sources.kafka_source import build_consumer_settings, build_range_schema
+from tidegate.jobs.sources.kafka_source import (
+    OFFSET_COLUMN,
+    build_consumer_settings,
+    build_range_schema,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
+from .dead_messages import take_dead_messages
 from .json_messages import (
     PARTITION,
     get_kafka_options,
@@ -65,7 +70,7 @@ def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
     return {SETTINGS_VARIABLE: json.dumps(found, sort_keys=True)} if found else {}
 
 
-def hide_settings(spec: PipelineSpec) -> PipelineSpec:
+def remove_settings(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec without the settings of clients, for the plan of a job."""
     shown = {
         name: source.model_copy(update={"kafka": source.kafka.model_copy(update={"options": {}})})
@@ -104,9 +109,8 @@ def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict
         with closing(reader.read_ranges(places)) as batches:
             for batch in batches:
                 rows, others = split_messages(batch, plan)
-                if others.num_rows:
-                    raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
                 tables.append(rows)
+                tables += _read_others(name, source, others) if others.num_rows else []
     except BaseException:
         # The next attempt opens a new client: this one may hold addresses of dead brokers.
         close_reader(name)
@@ -115,10 +119,24 @@ def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict
     return {part["key"]: _select_range(rows, source, part) for part in parts}
 
 
+def _read_others(name: str, source: SourceSpec, messages: pa.Table) -> list[pa.Table]:
+    """Read messages without those that are dead for certain; one odd one spoils its neighbours."""
+    plan = plan_plain_messages(source)
+    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+    dead, rest = take_dead_messages(messages, plan, source)
+    tables = [dead]
+    for batch in rest.to_batches():
+        rows, others = split_messages(batch, plan)
+        if others.num_rows:
+            raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
+        tables.append(rows)
+    return tables
+
+
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:
     place = part["kafka"]
     own = rows.filter(pc.equal(rows[PARTITION], place["partition"]))
-    own = own.select(build_range_schema(source).names).combine_chunks()
+    own = own.select(build_range_schema(source).names).sort_by(OFFSET_COLUMN).combine_chunks()
     return TopicRange(own, place["to"] - place["from"] - own.num_rows)
 
 

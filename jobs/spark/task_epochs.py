@@ -23,7 +23,7 @@ from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
-from tidegate.jobs.rows.topic_reading import build_settings_variable, hide_settings
+from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
     ReadOrder,
@@ -135,7 +135,7 @@ def survey_in_tasks(
     frontier = read_frontier(spec, state)
     if left is None:
         most = max(ANSWER_BYTES // max(len(units), 1), 1 << 20)
-        order = ReadOrder(hide_settings(spec), frontier, folders, store.url, most)
+        order = ReadOrder(remove_settings(spec), frontier, folders, store.url, most)
         answers = run_read_job(sessions, order, units, build_settings_variable(spec))
         left = _check_answers(answers)
     if left is not None:

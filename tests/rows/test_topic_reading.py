@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.rows.topic_inputs import message, plan_cut, topic_spec
@@ -21,7 +22,7 @@ from tidegate.errors import TransientError
 from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, hide_settings
+from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -47,7 +48,7 @@ def read_cut(
     (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
     for name, value in build_settings_variable(spec).items():
         monkeypatch.setenv(name, value)
-    order = ReadOrder(hide_settings(spec), TICK_MIN, FOLDERS, store.url, 1 << 20)
+    order = ReadOrder(remove_settings(spec), TICK_MIN, FOLDERS, store.url, 1 << 20)
     answer: UnitAnswer = pickle.loads(pickle.dumps(read_unit(order, unit)[0]))
     return answer
 
@@ -88,9 +89,31 @@ def test_offsets_without_a_message_are_counted(
     assert answer.missing == {"@kafka/a/t/0/0-5": 2}
 
 
-@pytest.mark.parametrize("odd", [b"not json", None, message(1, n="x")])
+def test_messages_that_are_dead_for_certain_are_letters(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep their offsets, reasons and texts; the others are folded."""
+    values = [message(1), b"not json", None, message(2, other=1), b"{", b"\xff", message(3)]
+    broker.send("t", 0, values)
+    answer = read_cut(topic_spec(broker.servers), {0: (0, 7)}, tmp_path, monkeypatch)
+    assert (answer.error, answer.left, answer.rows) == (None, None, 7)
+    (letters,) = answer.dead_files
+    found = pq.read_table(tmp_path / letters.key, partitioning=None).sort_by("_seq").to_pylist()
+    assert [(row["_seq"], row["detail"]) for row in found] == [
+        (1, "the message is not a JSON object"),
+        (2, "a tombstone: the message has no value"),
+        (3, "not in the schema: other"),
+        (4, "the message is not a JSON object"),
+        (5, "the message is not UTF-8"),
+    ]
+    assert '"_text":"key key 2"' in found[1]["row"]
+    (piece,) = answer.slices
+    assert piece.survey.rows == 2
+
+
+@pytest.mark.parametrize("odd", [message(1, n="x"), b'{"t": NaN}', b'{"t": 1} {}'])
 def test_messages_that_arrow_does_not_read_are_left(
-    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes | None
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes
 ) -> None:
     """Spark SQL reads such a cut."""
     broker.send("t", 0, [message(1), odd, message(2)])
@@ -119,12 +142,12 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
     )
     (variable,) = build_settings_variable(spec).values()
     assert json.loads(variable)["a"]["client.id"] == "very secret"
-    shown = hide_settings(spec).sources["a"].kafka
+    shown = remove_settings(spec).sources["a"].kafka
     assert shown is not None
     assert shown.options == {}
     objects = spec_of({"a": {}})
     assert build_settings_variable(objects) == {}
-    assert hide_settings(objects) is objects
+    assert remove_settings(objects) is objects
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,14 @@ import pytest
 from tests.rows.topic_inputs import message, plan_cut, topic_spec
 from tests.servers.kafka_in_process import KafkaInProcess
 from tests.spark.agreement import SECOND
+from tests.spark.kafka_topics import rows as decoded_rows
+from tests.spark.kafka_topics import spec_of as messages_spec
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.dead_messages import explain_dead_message, show_message
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spark import kafka_staging, mover
@@ -87,6 +90,46 @@ def test_tasks_read_what_the_driver_reads(
     assert by_tasks[1].counters.dead_lettered == bad
     assert [(s.kind, s.rows) for s in by_tasks[1].segments] == [
         (s.kind, s.rows) for s in by_driver[1].segments
+    ]
+
+
+ODD: list[bytes | None] = [
+    *(None, b"", b" ", b"null", b"7", b"[]", b'[{"n": 1}]', b"{}", b"{", b"}", b" {} {}"),
+    *(b"\xff", b"{\xff}", b"\xef\xbb\xbf{}", b"\0\0\0\0\7{}", b"\0\0\0\0\7[]", b"\0{}"),
+    *(b'{"n": 1,}', b"{'n': 1}", b'{"n": 01}', b'{"n": 1} x', b'{"x": 1, "x": 2, "y": 3}'),
+    *(b'{"x": {"n": 1}}', b'{"N": 1}', b'{"n": {"x": NaN}}', b'{"n": "a\nb"}', b'{"x": "\\q"}'),
+    *(b'{"": 1}', b'{"x": ' + b"[" * 100 + b"]" * 100 + b"}", b'{"n" 1}', b'{"n": -}', b"{1: 2}"),
+    *(b"\x0b{}", b"\xc2\xa0{}", b'{"n": 1e}', b'{"n": tru}', b'{"n": "\\u12"}', b'{"n": .5}'),
+]
+
+
+@pytest.mark.parametrize("added", ["dead_letter", "ignore"])
+def test_messages_that_are_dead_for_certain_are_so_in_spark(
+    session: SparkSession, added: str
+) -> None:
+    """With the same reason and text, for odd messages and for damaged ones."""
+    draw = random.Random(added)
+    good = b'{"at": "2026-03-01T10:00:00Z", "n": 7, "price": 1.5}'
+    damaged = []
+    for _ in range(300):
+        data = bytearray(good[: draw.choice([len(good), draw.randint(0, len(good))])])
+        for _ in range(draw.randint(1, 3)):
+            data[draw.randint(0, len(data)) : draw.randint(0, len(data))] = draw.choice(
+                [b'"', b"{", b"}", b",", b":", b"\\", b" ", b"x", b"0", b"\xe4", b"\n"]
+            )
+        damaged.append(bytes(data[:200]))
+    values = [*ODD, *damaged]
+    evolution = {"added": added}
+    source = messages_spec(evolution=evolution)
+    reasons = [explain_dead_message(value, source) for value in values]
+    found = decoded_rows(session, values, evolution=evolution)
+    wanted = [row["_why"] for row in found]
+    compared = [(v, r, w) for v, r, w in zip(values, reasons, wanted, strict=True) if r is not None]
+    assert [(v, r) for v, r, _ in compared] == [(v, w) for v, _, w in compared]
+    assert len(compared) > 100
+    texts = [show_message(v, b"ann") for v, reason in zip(values, reasons, strict=True) if reason]
+    assert texts == [
+        row["_text"] for row, reason in zip(found, reasons, strict=True) if reason is not None
     ]
 
 
