@@ -154,6 +154,14 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=3 RESTORES=3 each, SEED=1, ARGS="--apps clicks copy join windows --minio --checkpoints bucket"), half a minute per kill
 	$(BIN)/python -m tests.sealed_queries.jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3) --seed $(or $(SEED),1) $(ARGS)
 
+.PHONY: jobs-matrix
+jobs-matrix: venv java ## each kind of script x each disturbance, with a real Spark (ARGS="--part 10 --seed 1"), some minutes a cell: "N cells, 0 differences, N not run"
+	$(BIN)/python -m tests.sealed_queries.jobs_matrix $(ARGS)
+
+.PHONY: jobs-soak
+jobs-soak: venv ## simulate jobs with models of Spark and of sinks, and hunt planted bugs (WORLDS=200): "N histories, 0 violations; N planted bugs, 0 missed"
+	$(BIN)/python -m tests.simulation.job_mutants --worlds $(or $(WORLDS),200)
+
 .PHONY: bench-jobs
 bench-jobs: venv java warm ## what sealing costs a job per batch; seconds of a kill and of restores (ARGS="--files 40 --rounds 3 --megabytes 1000")
 	$(BIN)/python -m tests.sealed_queries.bench_jobs $(ARGS)

@@ -165,3 +165,13 @@ def plan_sinks(
         )
         for name, at in (now.queries if now else {}).items()
     )
+
+
+def list_called_queries(target: Manifest | None) -> dict[str, int]:
+    """Return the queries whose sink follows by a function, each with its batch at `target`."""
+    notes = BatchNotes.from_manifest(target)
+    return {
+        name: at.batch
+        for name, at in (notes.queries if notes else {}).items()
+        if at.rewind is SinkRewind.CALLBACK
+    }

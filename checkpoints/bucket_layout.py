@@ -2,13 +2,15 @@
 
 Other modules only add names below these prefixes.
 
-    <pipeline>/identity.json lease.json desired.json roots.json status.json announced.json
+    <pipeline>/identity.json lease.json desired.json deployed.json roots.json status.json
+    <pipeline>/announced.json
     <pipeline>/timelines/<t>/slots/<inverted number>.json
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
     <pipeline>/requests/<id>.json acks/<id>.json splices/<id>.json
     <pipeline>/approvals/<id>.json trail/<id>.json
-    <pipeline>/specs/<digest>.json sinks/<sink>.json iceberg/... arrivals/<source>/<partition>/...
+    <pipeline>/specs/<digest>.json deployed/<digest>.json
+    <pipeline>/sinks/<sink>.json iceberg/... arrivals/<source>/<partition>/...
     <pipeline>/index/... logs/<attempt>/... quality/... staging/<driver>/... backfills/...
     <pipeline>/launches/<launch>/<query>/...
 
@@ -104,6 +106,8 @@ class BucketLayout:
     """Which process drives the pipeline; swapped by ETag."""
     desired_key = _Below("desired.json")
     """Whether the pipeline should run; swapped by ETag."""
+    deployed_key = _Below("deployed.json")
+    """Which copy of the spec its drivers run; swapped by ETag."""
     roots_key = _Below("roots.json")
     """Pins, condemned checkpoints and restore claims; swapped by ETag."""
     status_key = _Below("status.json")
@@ -233,6 +237,10 @@ class BucketLayout:
     def parse_spec_key(self, key: str) -> str:
         """Return the digest in the key of a spec."""
         return key.removeprefix(self.specs_prefix).removesuffix(".json")
+
+    def spec_copy_key(self, digest: str) -> str:
+        """Key of a copy of a spec and its code, as it was deployed."""
+        return f"{self.pipeline}/deployed/{digest}.json"
 
     def sink_position_key(self, sink: str) -> str:
         """Key of the position up to which a sink has followed the log."""

@@ -27,6 +27,11 @@ from .shared_documents import SharedDocument, change_document, create_record, re
 from .store import Store
 
 DAY = 24 * 3600.0  # seconds
+HOLD_PREFIX = "hold-"
+"""Begin of the ids of requests that only clear the way for a moment, such as those of a deploy.
+
+`desired.json` says whether the pipeline may run after.
+"""
 ANSWER_RETENTION = 3600.0
 """Seconds for which an answered request and its acknowledgement are kept.
 

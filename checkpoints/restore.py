@@ -14,12 +14,14 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
+from pydantic import Field
+
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 
-from .batch_notes import SinkPlan, SinkRewind, plan_sinks
+from .batch_notes import SinkPlan, SinkRewind, list_called_queries, plan_sinks
 from .bucket_layout import BucketLayout, CheckpointId
 from .checkpoint_catalog import CheckpointCatalog
-from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_SINK, HeadMovedError
+from .errors import HEAD_MOVED, RESTORE_GAP, RESTORE_REGAINS, RESTORE_SINK, HeadMovedError
 from .host_clock import SYSTEM_CLOCK
 from .lease import Lease
 from .manifest import Counters, ForkRecord
@@ -46,6 +48,8 @@ class RestorePlan(FrozenModel):
         since: creation time of the target, microseconds UTC; None for the beginning.
         spec_changed: head and target were written by different specs; False without one of them.
         sinks: what happens to the sinks of a job's queries; empty for a pipeline.
+        regained: queries of a job whose batches would come back, each with its newest one there,
+            while a function has taken them out of the sink.
     """
 
     pipeline: str
@@ -62,14 +66,19 @@ class RestorePlan(FrozenModel):
     since: int | None
     spec_changed: bool
     sinks: tuple[SinkPlan, ...] = ()
+    regained: dict[str, int] = Field(default={})
 
     def require_sinks_follow(self) -> None:
         """Refuse a restore that a sink cannot follow.
 
         Raises:
             ConfigurationError: nothing takes later batches out of the sink, and it may not get them
-                twice.
+                twice; or nothing brings back batches that a function has taken out.
         """
+        for query, newest in self.regained.items():
+            raise RESTORE_REGAINS(
+                pipeline=self.pipeline, checkpoint=self.target, query=query, newest=newest
+            )
         for one in self.sinks:
             if one.rewind is SinkRewind.REFUSED:
                 raise RESTORE_SINK(
@@ -118,6 +127,7 @@ def plan_restore(
                 tables.update(row.tables)
                 windows.update(row.windows)
     counters = head.record.counters if head.record else Counters()
+    regained = (manifest.slot if manifest else 0) - shared
     return RestorePlan(
         pipeline=log.pipeline,
         target=str(target) if target else None,
@@ -126,7 +136,7 @@ def plan_restore(
         sha256=head.sha256,
         head=str(head.checkpoint) if head.checkpoint else None,
         epochs_rewound=rewound,
-        epochs_regained=(manifest.slot if manifest else 0) - shared,
+        epochs_regained=regained,
         rows=_count_rows_taken_back(counters, manifest.counters if manifest else Counters()),
         tables=dict(sorted(tables.items())),
         windows=dict(sorted(windows.items())),
@@ -139,6 +149,7 @@ def plan_restore(
         sinks=plan_sinks(
             head.record, manifest, spec.repeatable if isinstance(spec, JobSpec) else ()
         ),
+        regained=list_called_queries(manifest) if regained > 0 else {},
     )
 
 

@@ -17,7 +17,12 @@ from typing import Final
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
-from tidegate.checkpoints.driver_requests import DriverRequest, RequestKind, submit_request
+from tidegate.checkpoints.driver_requests import (
+    HOLD_PREFIX,
+    DriverRequest,
+    RequestKind,
+    submit_request,
+)
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock, poll_until
 from tidegate.checkpoints.lease import LeaseObserver, evict_lease_holder
 from tidegate.checkpoints.store import NotFoundError, Store
@@ -29,8 +34,6 @@ from .driver_launch import has_own_session, send_signal
 ENDED_TASK_STATES: Final = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
 
 _STOP_POLL_SECONDS = 0.5
-# Requests that only clear the way for a moment; desired.json says whether the stream may run after.
-_HOLD_PREFIX = "hold-"
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def stop_driver(
         why=order.why,
         token=stop.token,
         ttl=order.timeouts.request,
-        request_id=f"{_HOLD_PREFIX}{name}",
+        request_id=f"{HOLD_PREFIX}{name}",
         clock=clock,
     )
     if stop.wait_until_ended(order.timeouts.request):
@@ -159,7 +162,7 @@ def find_stop_request(store: Store, pipeline: str, token: int) -> DriverRequest 
     """
     layout = BucketLayout(pipeline)
     for entry in store.list_objects(layout.requests_prefix):
-        if entry.key.removeprefix(layout.requests_prefix).startswith(_HOLD_PREFIX):
+        if entry.key.removeprefix(layout.requests_prefix).startswith(HOLD_PREFIX):
             continue
         with suppress(NotFoundError, ValueError):
             request = DriverRequest.model_validate(parse_json(store.get(entry.key).data))

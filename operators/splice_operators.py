@@ -369,6 +369,7 @@ class ApproveSpliceOperator(AskOperator):
     ) -> None:
         who, now = person.name, SYSTEM_CLOCK.wall_ticks()
         about = (self.open_store(), self.pipeline, request.id)
+        line: JsonObject
         if not approved:
             reject_splice_request(*about, who=who, why="rejected in Airflow", at=now)
         # Who made the request or started the run may not approve it; `airflow` is a schedule.
@@ -379,8 +380,8 @@ class ApproveSpliceOperator(AskOperator):
         elif request.state in OPEN_STATES:
             line = {"what": "approved", "who": who, "at": now}
             record_splice_approval(*about, {**line, "digest": report["digest"]})
-            facts = {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
-            note_splice_event(*about, **line, state="approved", **facts)
+            line |= {"decided_by": who, "decided_at": now, "approved_digest": report["digest"]}
+            note_splice_event(*about, **line, state="approved")
 
 
 class MergeSpliceOperator(PipelineOperator):

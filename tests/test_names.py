@@ -27,7 +27,7 @@ _VERB_LIST = """
     append apply archive assign audit average await bind bound build can cast change check choose
     classify clean close closes collect combine commit compact compare compute concat conclude
     condemn configure confirm conform connect convert copy count covers create cut decide declare
-    decode decompress delete derive describe detect diagnose diff digest divide download drain
+    decode decompress delete deploy derive describe detect diagnose diff digest divide download drain
     draw drive drop dump emit encode end ensure escape estimate evict expand expire explain export
     extend extract feed fetch fill finalize find flatten fold follow forget format forward fsync
     gather generate get grant group grow has hash have holds identify import index infer inherits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -264,12 +263,9 @@ def find_any_spec(spec: str, environment: str | None = None) -> PipelineSpec | J
 
 
 def _allow_imports_beside(path: Path) -> Path:
-    folder = str(path.absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            [one for one in (os.environ.get("PYTHONPATH"), folder) if one]
-        )
+    from tidegate.jobs.spec.user_code import allow_imports
+
+    allow_imports(path.absolute().parent)
     return path
 
 

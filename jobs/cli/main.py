@@ -72,6 +72,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "init": starter_spec.write_starter_spec,
         "validate": spec_commands.validate_specs,
         "plan": plan_command.show_plan,
+        "deploy": plan_command.deploy_spec,
         "schema": spec_commands.print_json_schema,
         "infer": spec_commands.propose_source_schema,
     },

@@ -1,22 +1,44 @@
-"""`tidegate plan`: what a changed spec would do, before anyone starts it."""
+"""`tidegate plan` shows what a changed spec would do, and `tidegate deploy` has drivers run it."""
 
 from __future__ import annotations
 
+import json
+import secrets
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.json_types import JsonObject
 
 from . import arguments, output
-from .arguments import EnvironmentOption, JsonOption, SpecArgument, StoreOption
-from .errors import PLAN_OF_JOB, PLAN_OF_OTHER
+from .arguments import (
+    EnvironmentOption,
+    JsonOption,
+    SpecArgument,
+    StoreOption,
+    WaitOption,
+    WhyOption,
+)
+from .errors import (
+    CANNOT_WRITE,
+    DEPLOY_RETURNED,
+    DEPLOY_WAITS,
+    PLAN_OF_JOB,
+    PLAN_OF_OTHER,
+    PLAN_OUTDATED,
+)
 
 if TYPE_CHECKING:
+    from tidegate.checkpoints.deployed_specs import SpecCopy
+    from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.spec.spec_plan import SpecPlan
+
+_POLL_SECONDS = 0.3
 
 
 def show_plan(
@@ -31,6 +53,9 @@ def show_plan(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan for `deploy --plan`.")
+    ] = None,
 ) -> None:
     """Show what a spec would do to the state of its pipeline. Changes nothing.
 
@@ -42,6 +67,8 @@ def show_plan(
         plan = _plan_with_store(given, store)
     else:
         plan = _plan_with_file(given, arguments.find_any_spec(against, environment), against)
+    if out is not None:
+        _write_plan(out, plan, _make_copy(given, spec).digest)
     if as_json:
         output.print_envelope("plan", describe_plan(plan))
     else:
@@ -72,6 +99,147 @@ def _plan_with_store(given: PipelineSpec | JobSpec, store: str | None) -> SpecPl
     from tidegate.checkpoints.slot_log import SlotLog
     from tidegate.jobs.spec.job_spec import JobSpec
 
+    place = arguments.open_existing_store(store)
     if isinstance(given, JobSpec):
+        return _plan_job(given, place)
+    return plan_against_log(SlotLog(place, given.name), given)
+
+
+def _plan_job(given: JobSpec, store: Store) -> SpecPlan:
+    """Compare with the deployed copy: Spark judges the state."""
+    from tidegate.checkpoints.deployed_specs import read_copy, read_deployed
+    from tidegate.jobs.spec.job_spec import JobSpec
+    from tidegate.jobs.spec.spec_plan import plan_job_against_spec
+
+    current = read_deployed(store, given.name).current
+    old = read_copy(store, given.name, current.digest).parse_spec() if current else None
+    if not isinstance(old, JobSpec):
         raise PLAN_OF_JOB(name=given.name)
-    return plan_against_log(SlotLog(arguments.open_existing_store(store), given.name), given)
+    return plan_job_against_spec(old, given, "the deployed spec")
+
+
+def deploy_spec(
+    spec: SpecArgument,
+    store: StoreOption = None,
+    why: WhyOption = "",
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only if this plan still holds.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: WaitOption = 60.0,
+    environment: EnvironmentOption = None,
+) -> None:
+    """Have the drivers of a pipeline or job run a changed spec.
+
+    Shows what differs and the plan first. A running driver ends after its epoch, and its supervisor
+    starts the next one with the new spec. If that fails before its first round, drivers run the
+    spec before. Exit codes: 11 the plan refuses; 2 it failed; 3 no driver has begun with it in
+    time, and the next one does.
+    """
+    from tidegate.checkpoints.deployed_specs import (
+        compare_with_copy,
+        read_copy,
+        read_deployed,
+        start_deploy,
+    )
+
+    given = arguments.find_any_spec(spec, environment)
+    place = arguments.open_existing_store(store)
+    copy, wanted = _make_copy(given, spec), read_deployed(place, given.name).wanted
+    if wanted is None:
+        output.print_line(f"{given.name}: nothing is deployed yet; the first driver runs the file")
+        return
+    changes = compare_with_copy(read_copy(place, given.name, wanted.digest), given, copy.code)
+    if not changes:
+        output.print_line(f"{given.name}: nothing differs from the deployed spec")
+        return
+    found = _plan_with_store(given, store)
+    if plan is not None:
+        _require_same_plan(plan, found, copy.digest)
+    for change in changes:
+        output.print_line(f"  {change}")
+    output.print_text("plan", plan=found)
+    if found.exit_code is found.exit_code.REFUSED:
+        raise typer.Exit(found.exit_code)
+    if not yes:
+        typer.confirm("deploy?", abort=True)
+    who = arguments.get_user_name()
+    start_deploy(place, given.name, copy, who=who, why=why)
+    if not _ask_driver_to_make_room(place, given.name, who, why):
+        output.print_line(f"{given.name}: no driver runs; the next one begins with the new spec")
+        return
+    _wait_for_deploy(place, given.name, copy.digest, wait)
+
+
+def _ask_driver_to_make_room(store: Store, name: str, who: str, why: str) -> bool:
+    """Have the running driver end after its epoch; return False if none runs."""
+    from tidegate.checkpoints.driver_requests import HOLD_PREFIX, RequestKind, submit_request
+    from tidegate.checkpoints.lease import read_lease
+
+    lease = read_lease(store, name)
+    if lease is None or lease.is_free:
+        return False
+    # Not a stop: the desired state stays, so that the supervisor starts the next driver.
+    request = f"{HOLD_PREFIX}deploy-{secrets.token_hex(8)}"
+    said = f"deploy{f': {why}' if why else ''}"
+    submit_request(
+        store, name, RequestKind.DRAIN, who=who, why=said, token=lease.token, request_id=request
+    )
+    return True
+
+
+def _wait_for_deploy(store: Store, name: str, digest: str, seconds: float) -> None:
+    """Wait until a driver has had its first round with the copy, or has failed.
+
+    Raises:
+        ConfigurationError: it has failed.
+        TransientError: neither in time.
+    """
+    from tidegate.checkpoints.deployed_specs import read_deployed
+
+    if not poll_until(lambda: read_deployed(store, name).trying is None, seconds, _POLL_SECONDS):
+        raise DEPLOY_WAITS(name=name, seconds=seconds)
+    deployed = read_deployed(store, name)
+    if deployed.failed is not None and deployed.failed.deploy.digest == digest:
+        raise DEPLOY_RETURNED(name=name, error=deployed.failed.message)
+    output.print_line(f"{name}: deployed")
+
+
+def _make_copy(given: PipelineSpec | JobSpec, spec: str) -> SpecCopy:
+    from tidegate.checkpoints.deployed_specs import make_copy
+    from tidegate.jobs.spec.user_code import collect_code
+
+    return make_copy(given, collect_code(given, arguments.resolve_spec_path(spec)))
+
+
+def _write_plan(out: Path, plan: SpecPlan, digest: str) -> None:
+    text = json.dumps({"plan": _describe_verdicts(plan), "digest": digest}, indent=2)
+    try:
+        out.write_text(text + "\n", "utf-8")
+    except OSError as error:
+        raise CANNOT_WRITE(file=out, reason=error.strerror) from error
+
+
+def _describe_verdicts(plan: SpecPlan) -> JsonObject:
+    """What a plan says, without the checkpoint: a running driver seals one after the other."""
+    timeline = None if plan.against is None else plan.against.partition("-")[0]
+    rows = [[row.what, row.verdict.value, row.why] for row in plan.rows]
+    return {"pipeline": plan.pipeline, "timeline": timeline, "rows": rows}
+
+
+def _require_same_plan(file: Path, plan: SpecPlan, digest: str) -> None:
+    """Refuse a plan of another spec, or one whose verdicts are others by now.
+
+    Raises:
+        ConfigurationError: it is not the same, or cannot be read.
+    """
+    try:
+        written = json.loads(file.read_text("utf-8"))
+        then, of = written["plan"], written["digest"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PLAN_OUTDATED(file=file, name=plan.pipeline, what="it cannot be read") from error
+    if of != digest:
+        raise PLAN_OUTDATED(file=file, name=plan.pipeline, what="the spec or its code has changed")
+    if then != _describe_verdicts(plan):
+        what = "the state has changed, and the verdicts with it"
+        raise PLAN_OUTDATED(file=file, name=plan.pipeline, what=what)

@@ -84,10 +84,18 @@ def run_in_foreground(
     from tidegate.jobs.spec.job_spec import JobSpec
 
     # Before the heavy imports below: a wrong name or address is reported at once.
-    pipeline = arguments.find_any_spec(spec, environment)
-    url = arguments.resolve_store_url(store)
+    path, url = arguments.resolve_spec_path(spec), arguments.resolve_store_url(store)
+    given = None if standby else arguments.find_any_spec(spec, environment)
     # A person's run ends an earlier `tidegate stop`; a standby driver's does not.
-    asked_by = None if standby else arguments.get_user_name()
+    asked_by = None if given is None else arguments.get_user_name()
+    from tidegate.jobs.driver.launch_spec import load_launch_spec, make_file_launch
+
+    # A person's run deploys its file; a standby driver runs what is deployed.
+    if given is None or asked_by is None:
+        launch = load_launch_spec(path, url)
+    else:
+        launch = make_file_launch(given, path, who=asked_by, why="tidegate run", replaces=True)
+    pipeline = launch.spec
     if isinstance(pipeline, JobSpec):
         if until_idle is not None or until_end or epochs is not None:
             raise NOT_FOR_JOBS(pipeline=pipeline.name)
@@ -97,10 +105,11 @@ def run_in_foreground(
 
         job_options = job_run.JobOptions(
             store_url=url,
-            script=job_run.find_script(pipeline, arguments.resolve_spec_path(spec)),
+            script=job_run.require_script(pipeline, launch.script),
             recover_to=recover_to,
             standby=standby,
             asked_by=asked_by,
+            deploy=launch.turn,
             home=work or find_jobs_home(),
             on_seal=(lambda _manifest: None) if quiet else _print_batch,
         )
@@ -121,6 +130,7 @@ def run_in_foreground(
         recover_to=recover_to,
         standby=standby,
         asked_by=asked_by,
+        deploy=launch.turn,
         work=work,
         ends_input=until_end,
     )

@@ -44,7 +44,9 @@ def show_status(
 
     if pipeline is not None:
         log = arguments.open_log(pipeline, store)
-        report = describe_pipeline(log) | {
+        report = describe_pipeline(log)
+        report["warnings"] += _list_deploy_warnings(pipeline, log)
+        report |= {
             "landings": _describe_landings(pipeline, log, store),
             "store": _describe_store(log.store),
         }
@@ -55,6 +57,20 @@ def show_status(
     reports = [describe_pipeline(SlotLog(place, name)) for name in arguments.list_pipelines(place)]
     data = {"store": _describe_store(place), "pipelines": reports}
     output.print_result(as_json, "statuses", data)
+
+
+def _list_deploy_warnings(pipeline: str, log: SlotLog) -> list[str]:
+    """What people should know of deploys; the file is compared as far as it is found."""
+    from tidegate.checkpoints.deployed_specs import list_deploy_warnings
+    from tidegate.jobs.spec.user_code import collect_code
+
+    try:
+        path = arguments.resolve_spec_path(pipeline)
+        file = arguments.find_any_spec(pipeline)
+        code = collect_code(file, path)
+    except TidegateError:
+        file, code = None, {}
+    return list_deploy_warnings(log.store, log.pipeline, file, code)
 
 
 def describe_pipeline(log: SlotLog) -> JsonObject:

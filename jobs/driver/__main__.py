@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 from tidegate.errors import exit_on_error
-from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.errors import SPEC_IS_JOB
+from tidegate.jobs.spec.job_spec import JobSpec
 
 from .epoch_loop import EndConditions
+from .launch_spec import load_launch_spec
 from .log_output import configure_logs, ship_log
 from .pipeline_run import RunOptions, run_pipeline
 
@@ -48,7 +50,10 @@ def drive_pipeline(
     """Drive one pipeline until it is stopped or finished."""
     configure_logs(json=True)
     with exit_on_error():
-        pipeline = load_spec(spec)
+        launch = load_launch_spec(spec, store)
+        pipeline = launch.spec
+        if isinstance(pipeline, JobSpec):
+            raise SPEC_IS_JOB(pipeline=pipeline.name, path=spec)
     options = RunOptions(
         store_url=store,
         until=EndConditions(until_idle, epochs),
@@ -56,6 +61,7 @@ def drive_pipeline(
         standby=standby,
         ends_when_stopped=ends_when_stopped,
         work=work,
+        deploy=launch.turn,
     )
     with ship_log(store, pipeline.name):
         code = run_pipeline(pipeline, options)

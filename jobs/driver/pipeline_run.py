@@ -57,6 +57,7 @@ from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.kafka_source import needs_jvm
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+from .deploy_turn import DeployTurn
 from .epoch_listeners import EpochListeners
 from .epoch_loop import EndConditions, EpochLoop, RunOutcome
 from .error_classification import classify_error
@@ -70,6 +71,7 @@ from .startup import (
     LeaderElection,
     LeasedSession,
     explain_by_damage,
+    judge_failure,
     open_work_folder,
     select_start_checkpoint,
     touch_alive_file,
@@ -141,22 +143,40 @@ def run_to_exit_code(name: str, run: Callable[[], object]) -> int:
 
 
 @contextlib.contextmanager
-def open_run(name: str, store_url: str) -> Iterator[tuple[Store, threading.Event, Retrying]]:
+def open_run(
+    name: str, store_url: str, deploy: DeployTurn | None = None
+) -> Iterator[tuple[Store, threading.Event, Retrying]]:
     """Yield the store, the event that signals set, and the retry of a run of a pipeline or job.
 
-    An error of the block leaves it as `classify_error` gives it.
+    An error of the block leaves it as `classify_error` gives it, or says that a deploy has failed.
     """
     limit_memory_arenas()
     stop = threading.Event()
     try:
         with stop_on_signals(stop):
             retry = make_startup_retry(name, stop)
-            with contextlib.closing(retry(open_store, store_url)) as store:
+            with (
+                contextlib.closing(retry(open_store, store_url)) as store,
+                _judge_deploy(deploy, store, name),
+            ):
                 yield store, stop, retry
     except Exception as error:
         reported = classify_error(name, error)
         # As it is, so that its traceback does not name a second exception.
         if reported is error:
+            raise
+        raise reported from error
+
+
+@contextlib.contextmanager
+def _judge_deploy(deploy: DeployTurn | None, store: Store, name: str) -> Iterator[None]:
+    """Have an error of the block end the deploy that is tried."""
+    try:
+        yield
+    except Exception as error:
+        known = classify_error(name, error)
+        reported = judge_failure(deploy, store, known)
+        if reported is known:
             raise
         raise reported from error
 
@@ -183,7 +203,7 @@ def run_until_end(spec: PipelineSpec, options: RunOptions) -> RunOutcome:
         TidegateError: what ended the run; it is in the status if the run held the lease.
     """
     with (
-        open_run(spec.name, options.store_url) as (store, stop, retry),
+        open_run(spec.name, options.store_url, options.deploy) as (store, stop, retry),
         open_work_folder(options.work) as work,
     ):
         outcome = _run_when_wanted(RunContext(spec, options, store, work, stop, retry))
@@ -289,7 +309,7 @@ class DriverSession(LeasedSession):
         self._context, self._wait_for_mover, self._uid = run, wait_for_mover, uid
         self._spark_ui: str | None = None
         self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
-        super().__init__(spec, store, lease, spec.digest())
+        super().__init__(spec, store, lease, spec.digest(), run.options.deploy)
         self._faults = read_faults_from_environment()
         self._publisher = Publisher(
             make_followers(spec, store, uid),
@@ -382,6 +402,8 @@ class DriverSession(LeasedSession):
         if report.manifest is not None:
             self._freshness.note_sealed(report.manifest)
         self._listeners.on_epoch(report, seconds)
+        if self._deploy is not None:
+            self._deploy.confirm(self._context.store)
 
     def _make_loop(self, mover: Mover) -> EpochLoop:
         run, spec, lease = self._context, self._context.spec, self._steps.lease

@@ -62,6 +62,7 @@ from tidegate.errors import FencedError, TidegateError, TransientError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+from .deploy_turn import DeployTurn
 from .epoch_listeners import Receivers
 from .epoch_loop import RunOutcome
 from .errors import (
@@ -108,6 +109,7 @@ class LaunchOptions:
         ends_when_stopped: a standby ends with the error when it is stopped, because another program
             starts drivers. It still waits while a restore is under way.
         asked_by: the person who starts this run. The run then clears an earlier ``tidegate stop``.
+        deploy: the copy that is run; None: the run has no part in deploys.
     """
 
     store_url: str
@@ -116,6 +118,7 @@ class LaunchOptions:
     standby: bool = False
     ends_when_stopped: bool = False
     asked_by: str | None = None
+    deploy: DeployTurn | None = None
 
 
 class LeasedSession(ABC):
@@ -127,7 +130,15 @@ class LeasedSession(ABC):
 
     _listeners: Receivers
 
-    def __init__(self, spec: SupervisedSpec, store: Store, lease: Lease, digest: str) -> None:
+    def __init__(
+        self,
+        spec: SupervisedSpec,
+        store: Store,
+        lease: Lease,
+        digest: str,
+        deploy: DeployTurn | None = None,
+    ) -> None:
+        self._deploy = deploy
         self._slot_log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
         self._steps.start()
@@ -151,9 +162,13 @@ class LeasedSession(ABC):
         try:
             outcome = self._run()
         except Exception as error:
-            reported = self._classify(error)
+            reported = judge_failure(self._deploy, self._slot_log.store, self._classify(error))
             self._note_end("failed", reported)
             raise reported from error
+        if self._deploy is not None:
+            # A run that ended well has had its first round; else the next driver tells.
+            with contextlib.suppress(TransientError, StoreDeniedError):
+                self._deploy.confirm(self._slot_log.store)
         self._note_end(outcome.state, why=outcome.why)
         return outcome
 
@@ -188,6 +203,11 @@ class LeasedSession(ABC):
     ) -> None:
         self._status.set_state(state, error=error, why=why)
         self._listeners.on_end(error)
+
+
+def judge_failure(deploy: DeployTurn | None, store: Store, error: TidegateError) -> TidegateError:
+    """Return the error with which a run ends; of a deploy that is tried, that it has failed."""
+    return error if deploy is None else deploy.judge_failure(store, error)
 
 
 @dataclass
@@ -235,11 +255,21 @@ class LeaderElection:
         lease = self.acquire_lease(uid)
         if lease is None:
             return ENDED_BEFORE_LEASE
+        self._begin_deploy(lease)
         with contextlib.closing(open_session(uid, lease)) as session:
             outcome = session.run_to_end()
             if outcome.state == "finished":
                 self.note_finished(lease, outcome.why)
             return outcome
+
+    def _begin_deploy(self, lease: Lease) -> None:
+        """Begin with the deployed copy, or give the lease back if another one counts by now."""
+        if self.options.deploy is None:
+            return
+        with contextlib.ExitStack() as giving_back:
+            giving_back.callback(lease.release)
+            self.retry(self.options.deploy.begin, self.store)
+            giving_back.pop_all()
 
     def clear_stop(self, who: str) -> None:
         """Clear a previous ``tidegate stop``, because a person started this run.

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from tidegate.jobs.engine.arrow_tables import to_arrow_types
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.sources.kafka_source import build_range_schema
-from tidegate.jobs.sources.object_decoding import TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 

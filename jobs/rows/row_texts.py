@@ -40,12 +40,15 @@ def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _write_objects(names: list[str], columns: list[Texts], rows: int) -> list[str]:
-    heads = [f"{_quote(name)}:" for name in names]
-    found = []
-    for row in range(rows):
-        values = zip(heads, (column[row] for column in columns), strict=True)
-        found.append(f"{{{','.join(head + text for head, text in values if text is not None)}}}")
-    return found
+    if not columns:
+        return ["{}"] * rows
+    members = [_name_values(name, texts) for name, texts in zip(names, columns, strict=True)]
+    return [f"{{{','.join(filter(None, row))}}}" for row in zip(*members, strict=True)]
+
+
+def _name_values(name: str, texts: Texts) -> Texts:
+    head = f"{_quote_text(name)}:"
+    return [None if text is None else head + text for text in texts]
 
 
 def _write_values(values: pa.Array) -> Texts:
@@ -114,16 +117,16 @@ def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
         return str
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return str
-    return _quote_bytes if _is_text(kind) else _quote
+    return _quote_bytes if _is_text(kind) else _quote_text
 
 
-def _quote(value: str) -> str:
+def _quote_text(value: str) -> str:
     return f'"{value.translate(_ESCAPES)}"'
 
 
 def _quote_bytes(value: bytes) -> str:
     """A text of Arrow, which may have bytes that are no UTF-8."""
-    return _quote(value.decode(errors="replace"))
+    return _quote_text(value.decode(errors="replace"))
 
 
 def _write_double(value: float, digits: str) -> str:

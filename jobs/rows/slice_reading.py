@@ -24,6 +24,7 @@ from tidegate.errors import TransientError
 from tidegate.jobs.engine.arrow_tables import replace_column, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.declared_values import convert_rows, may_be_odd
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
@@ -38,7 +39,6 @@ from .column_casts import (
     spark_to_arrow_type,
 )
 from .errors import COPY_UNREADABLE
-from .physical_values import convert_rows, may_be_odd
 
 POSITION_COLUMNS: Final = (
     ("_m", "int", pa.int32()),

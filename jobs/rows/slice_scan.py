@@ -21,7 +21,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .column_casts import cast_never_fails
+from .column_casts import cast_never_fails, is_cast_proven
 from .dead_rows import JUDGED, add_faults
 from .member_scan import (
     BARRIER,
@@ -54,7 +54,7 @@ def scan_slice(
     Args:
         spec: the pipeline.
         cut: what the slice is in.
-        parts: of all slices of the cut; `is_plain` holds for them.
+        parts: of all slices of the cut; `is_proven` holds for them.
         index: of the slice, which has parts.
         state: the decider's state before the epoch.
         native: with the columns of the spec.
@@ -68,11 +68,12 @@ def scan_slice(
     flat = {name for name, kind in source.columns.items() if "<" not in kind}
     names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
     frame, tables = read_slice(spec, cut, parts, index, names)
+    fits = all(has_fitting_columns(part, source) for part in parts if part.member == index)
     # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
-    kept = native and not source.select and len(tables) == 1
+    kept = native and fits and not source.select and len(tables) == 1
     own = list(map(quote_name, spec.columns)) if native and not kept else []
     own += JUDGED if native and source.has_conditions else ()
-    if len(tables) == 1 and has_plain_points(source, tables[0]):
+    if fits and len(tables) == 1 and has_plain_points(source, tables[0]):
         rows = select_plain_points(tables[0], source.event_time)
     else:
         rows = select_surveyed(frame, {index: source}, own).toArrow()
@@ -112,11 +113,22 @@ def make_no_rows(spec: PipelineSpec) -> pa.Table:
     return pa.schema(kinds).empty_table()
 
 
-def is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
-    """Whether no value of an object can be bad, and DuckDB may judge its rows."""
+def is_proven(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
+    """Whether DuckDB may judge the rows of an object."""
+    if not native:
+        # Whole rows of a cut that is too large are left to Spark SQL.
+        return not (source.has_conditions or source.select) and has_fitting_columns(part, source)
     physical = dict(part.columns)
-    # Whole rows of a cut that is too large are left to Spark SQL.
-    return (native or not (source.has_conditions or source.select)) and all(
+    return all(
+        is_cast_proven(physical.get(name, "null"), own, source.timezone)
+        for name, own in source.columns.items()
+    )
+
+
+def has_fitting_columns(part: CutPart, source: SourceSpec) -> bool:
+    """Whether no value of an object can be bad by its type."""
+    physical = dict(part.columns)
+    return all(
         cast_never_fails(physical.get(name, "null"), own) for name, own in source.columns.items()
     )
 
@@ -124,7 +136,7 @@ def is_plain(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
 def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
     """Whether a row without an event time is all that can be wrong or special in these rows.
 
-    `is_plain` holds for them.
+    `has_fitting_columns` holds for them.
     """
     options = (source.end_time, source.barriers, source.min_event_time)
     return all(option is None for option in options) and not (

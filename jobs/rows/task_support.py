@@ -1,12 +1,12 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.rules.native_support import explain_spark_window, explain_unproven_rows
+from tidegate.jobs.rules.native_support import explain_unproven_fold, explain_unproven_rows
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 
-from .column_casts import cast_never_fails
+from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
 from .topic_reading import explain_other_topic
@@ -34,7 +34,7 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
     for name, window in spec.windows.items():
         if window.kind is WindowKind.SESSION or window.fire_every is not None:
             return f"window {name}: sessions and results before the end"
-        if (reason := explain_spark_window(spec, name)) is not None:
+        if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
     return None
 
@@ -56,6 +56,7 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
             source = spec.sources[piece.member.source]
             for part in piece.parts:
                 for name, declared in source.columns.items():
-                    if not cast_never_fails(part["columns"].get(name, "null"), declared):
-                        return f"values of column {name} that may not fit"
+                    arrow = part["columns"].get(name, "null")
+                    if not is_cast_proven(arrow, declared, source.timezone):
+                        return f"column {name} is {arrow}, declared {declared}"
     return None

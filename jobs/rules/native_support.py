@@ -53,9 +53,14 @@ def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
 
     The reasons of `explain_spark_rows` hold beside these.
     """
-    window = spec.windows[name]
-    if window.zero_rows:
+    if spec.windows[name].zero_rows:
         return "zero_rows"
+    return explain_unproven_fold(spec, name)
+
+
+def explain_unproven_fold(spec: PipelineSpec, name: str) -> str | None:
+    """Why DuckDB cannot fold rows into a window output; None if it can."""
+    window = spec.windows[name]
     if not can_name_columns(*window.keys, *window.aggregates):
         return "names of columns differ in upper and lower case only"
     if any(source.edges is not None for source in spec.sources.values()):

@@ -16,12 +16,12 @@ from tidegate.jobs.driver.__main__ import (
     StoreOption,
 )
 from tidegate.jobs.driver.errors import OTHER_KIND
+from tidegate.jobs.driver.launch_spec import load_launch_spec
 from tidegate.jobs.driver.log_output import configure_logs, ship_log
 from tidegate.jobs.driver.pipeline_run import run_to_exit_code
 from tidegate.jobs.spec.job_spec import JobSpec
-from tidegate.jobs.spec.loader import load_any_spec
 
-from .job_run import JobOptions, find_script, run_job_until_end
+from .job_run import JobOptions, require_script, run_job_until_end
 
 
 def drive_job(
@@ -34,15 +34,17 @@ def drive_job(
     """Drive one job until it is stopped or finished."""
     configure_logs(json=True, libraries=False)
     with exit_on_error():
-        job = load_any_spec(spec)
+        launch = load_launch_spec(spec, store)
+        job = launch.spec
         if not isinstance(job, JobSpec):
             raise OTHER_KIND(pipeline=job.name, found="job", given="pipeline")
         options = JobOptions(
             store_url=store,
-            script=find_script(job, spec),
+            script=require_script(job, launch.script),
             recover_to=recover_to,
             standby=standby,
             ends_when_stopped=ends_when_stopped,
+            deploy=launch.turn,
         )
     with ship_log(store, job.name):
         code = run_to_exit_code(job.name, lambda: run_job_until_end(job, options))

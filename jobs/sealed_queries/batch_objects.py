@@ -72,12 +72,16 @@ class QueryObjects:
         }
         return cls(store, query, final)
 
-    def store_files(self, files: Mapping[str, CheckpointFile], prefix: str) -> list[FileRef]:
+    def store_files(
+        self, files: Mapping[str, CheckpointFile], prefix: str, batch: int
+    ) -> list[FileRef]:
         """Store the files that the bucket lacks, and return the objects that hold all of them.
 
         Args:
             files: path in the checkpoint -> file.
             prefix: of the keys that the attempt may write.
+            batch: it is in the key of the pack: a batch that is given up and the one after it may
+                be of one attempt, and later slots name the files of both.
 
         Raises:
             FileNotFoundError: Spark has deleted one of them.
@@ -106,7 +110,7 @@ class QueryObjects:
                 with tarfile.open(pack, "w") as archive:
                     for path, file in sorted(small.items()):
                         archive.add(file, arcname=path, recursive=False)
-                ref = self._store(pack, f"{own}pack.tar", files=len(small))
+                ref = self._store(pack, f"{own}pack-{batch}.tar", files=len(small))
             self._known |= dict.fromkeys(small, ref)
         self._known = {path: self._known[path] for path in files}
         return [*{ref.key: ref for ref in self._known.values()}.values()]

@@ -133,14 +133,13 @@ class BatchSealer:
         prefix = self.log.layout.state_prefix(checkpoint)
         try:
             files = select_restoring_files(query.folder, batch, query.sink_log)
-            segments = query.objects.store_files(files, prefix)
+            segments = query.objects.store_files(files, prefix, batch)
             offsets = read_offsets(query.folder, batch)
         except FileNotFoundError as error:
             _log.warning("batch_not_sealed", query=query.name, batch=batch, missing=str(error))
             query.sealed = batch
-            # Its pack may be in the store. The pack of the next batch must not take its key, under
-            # which later slots name the files of this one.
-            self._attempt = generate_attempt_id()
+            # The attempt goes on: retention keeps the objects that it may have stored already, and
+            # that the next batch needs as well.
             return False
         manifest = self._write_manifest(query, batch, report, segments, offsets)
         self._unanswered = manifest, query, batch

@@ -151,7 +151,7 @@ class JobLocation:
         """Return the newest sealed batch of a query; None without one."""
         notes = BatchNotes.from_manifest(self.manifest)
         found = notes.queries.get(query) if notes else None
-        return found and found.batch
+        return found.batch if found else None
 
     def note_jvm(self, pid: int | None) -> None:
         """Note this process and its JVM, which must have ended before the next launch goes on here.

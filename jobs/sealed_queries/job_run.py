@@ -56,6 +56,7 @@ from tidegate.jobs.spec.source_options import (
 )
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
+from tidegate.secret_masks import hide_values
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
 from .checkpoint_files import find_planned_batch, find_running_batch, read_query_id
@@ -128,16 +129,15 @@ class JobOptions(LaunchOptions):
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
 
 
-def find_script(spec: JobSpec, spec_path: Path) -> Path:
-    """Return the script: relative to the working folder, or to the folder of the spec.
+def require_script(spec: JobSpec, script: Path | None) -> Path:
+    """Return the script.
 
     Raises:
         ConfigurationError: there is none.
     """
-    for folder in (Path.cwd(), spec_path.absolute().parent):
-        if (folder / spec.app).is_file():
-            return folder / spec.app
-    raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    if script is None or not script.is_file():
+        raise NO_SCRIPT(pipeline=spec.name, app=spec.app)
+    return script
 
 
 def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
@@ -150,7 +150,7 @@ def run_job_until_end(spec: JobSpec, options: JobOptions) -> RunOutcome:
     Raises:
         TidegateError: what ended the run.
     """
-    with open_run(spec.name, options.store_url) as (store, stop, retry):
+    with open_run(spec.name, options.store_url, options.deploy) as (store, stop, retry):
         # Without it, functions in Python run with whatever is called python3.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         home = options.home / spec.name
@@ -186,9 +186,14 @@ class JobSession(LeasedSession):
         self._spec, self._options, self._store, self._stop = spec, options, store, stop
         self._uid = uid
         self._conf = resolve_environment_values("conf", spec.conf, os.environ)
+        self._arguments = [
+            resolve_environment_value(f"args.{place}", text, os.environ)
+            for place, text in enumerate(spec.args)
+        ]
+        hide_values({*self._conf.values(), *self._arguments} - {*spec.conf.values(), *spec.args})
         self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
-        super().__init__(spec, store, lease, self._digest)
+        super().__init__(spec, store, lease, self._digest, options.deploy)
         self._listeners = LaunchListeners(spec.name, self._status.snapshot, uid, lease.token)
         self._reports = SparkReports()
         self._sessions: list[Any] = []
@@ -296,11 +301,7 @@ class JobSession(LeasedSession):
 
     def _run_script(self) -> None:
         script = self._options.script
-        arguments = [
-            resolve_environment_value(f"args.{place}", text, os.environ)
-            for place, text in enumerate(self._spec.args)
-        ]
-        with _set_arguments(script, arguments):
+        with _set_arguments(script, self._arguments):
             try:
                 runpy.run_path(str(script), run_name="__main__")
             except SystemExit as end:
@@ -455,7 +456,7 @@ class JobSession(LeasedSession):
             return None
         self._refuse_bad_query(name, facts)
         folder, batch = location.get_folder(name), location.get_sealed_batch(name)
-        head = self._slot_log.head()
+        head, owner = self._slot_log.head(), f"{self._uid}/{name}"
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
@@ -465,7 +466,7 @@ class JobSession(LeasedSession):
             ids = before | {read_query_id(HostFolder(sealed)) or ""}
             notice = self._describe_restore() if rewind is SinkRewind.ANNOUNCE else {}
             lineage = list_lineage(self._slot_log, head, name, -1 if batch is None else batch)
-            point = SealedPoint(spec.name, ids, batch, lineage, notice)
+            point = SealedPoint(spec.name, ids, batch, owner, lineage, notice)
             restore_sink(facts, sealed, point, rewind)
         if restored is not None:
             location.publish_query(name, restored)
@@ -479,7 +480,7 @@ class JobSession(LeasedSession):
             _log.info("batch_repeated", query=name, batch=begun)
             choose_older_kafka_reader(facts.session)
         refuse_sink_ahead(spec.name, facts, find_planned_batch(folder))
-        facts.marks = build_commit_marks(facts, head.timeline, self._steps.lease.token)
+        facts.marks = build_commit_marks(facts, owner, head.timeline, self._steps.lease.token)
         done = -1 if batch is None else batch
         self._loop.queries[name] = SealedQuery(name, folder, objects, rewind, facts, done)
         return folder.address
@@ -520,6 +521,8 @@ class JobSession(LeasedSession):
         seconds = manifest.timings.get("triggerExecution", 0.0)
         self._status.record_epoch(manifest, seconds)
         self._listeners.record_batch(manifest, seconds)
+        if self._deploy is not None:
+            self._deploy.confirm(self._store)
         self._options.on_seal(manifest)
 
     def _collect_live_facts(self) -> dict[str, object]:

@@ -1,8 +1,9 @@
-"""Ends the JVM of a driver whose Python stands still.
+"""Ends the JVM of a driver whose Python hangs.
 
 The lease of such a driver runs out, and another driver takes over, while this JVM would go on
 writing into sinks. So a small process of its own waits for signs of life of the driver, and kills
-the JVM when none comes before the lease runs out, or when the driver is gone.
+the JVM when none comes before the lease runs out. A JVM ends by itself when its driver is gone; it
+is killed if it does not.
 
 The time is that of the lease, so a driver that lives through an outage of the store keeps its JVM.
 """
@@ -24,11 +25,12 @@ _GOODBYE = -1.0
 _EVERY = 0.5  # seconds
 _LEAST_PATIENCE = 3.0  # seconds, also when the lease has run out because the store is away
 _FIRST_PATIENCE = 30.0  # seconds, while the driver waits for Spark to start
+_GONE_PATIENCE = 30.0  # seconds, in which a JVM without its driver ends by itself
 _ENDS_WITHIN = 5.0  # seconds
 
 
 class JvmWatchdog:
-    """Lets another process kill a JVM when this process stands still, until `close`.
+    """Lets another process kill a JVM when this process hangs, until `close`.
 
     Args:
         pid: of the JVM.
@@ -66,29 +68,40 @@ class JvmWatchdog:
             self._pipe.write(_SIGN.pack(seconds))
 
 
-def wait_for_silence(descriptor: int, patience: float) -> bool:
-    """Read signs of life until none comes in time; return False after a goodbye.
+def wait_for_silence(descriptor: int, patience: float) -> float | None:
+    """Read signs of life until none comes in time.
 
     Args:
         descriptor: of the pipe.
         patience: seconds within which the first sign comes.
+
+    Returns:
+        Seconds that the JVM still has. A driver that is gone ends it, and some launchers read its
+        exit code. None after a goodbye.
     """
     while True:
         readable, _, _ = select.select([descriptor], [], [], patience)
-        sign = os.read(descriptor, _SIGN.size) if readable else b""
+        if not readable:
+            return 0.0
+        sign = os.read(descriptor, _SIGN.size)
         if len(sign) < _SIGN.size:
-            return True
+            return _GONE_PATIENCE
         (patience,) = _SIGN.unpack(sign)
         if patience == _GOODBYE:
-            return False
+            return None
 
 
 def _watch_jvm(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         jvm = psutil.Process(pid)
-        if wait_for_silence(sys.stdin.fileno(), _FIRST_PATIENCE):
-            jvm.kill()  # not if the pid is that of another process by now
-            sys.stderr.write("tidegate: the driver stands still or is gone; its JVM was ended\n")
+        rest = wait_for_silence(sys.stdin.fileno(), _FIRST_PATIENCE)
+        if rest is None:
+            return
+        with contextlib.suppress(psutil.TimeoutExpired):
+            jvm.wait(rest)
+            return
+        jvm.kill()  # not if the pid is that of another process by now
+        sys.stderr.write("tidegate: the driver hangs or is gone; its JVM was ended\n")
 
 
 if __name__ == "__main__":

@@ -255,12 +255,11 @@ class SealLoop:
         Raises:
             TransientError: another process has written into the sink.
         """
-        if query.sink_log is None:
-            return
         # The log first: Spark plans a batch before it writes it.
         written = find_newest_entry(query.sink_log)
         planned = find_planned_batch(query.folder) or batch
-        if written is not None and batch <= written <= planned:
+        # None: another sink, or a log that Hadoop's own settings put elsewhere.
+        if written is None or batch <= written <= planned:
             return
         self.raced.add(query.name)
         text = f"its log ends with batch {written}, which is not planned here"

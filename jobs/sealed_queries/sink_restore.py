@@ -52,8 +52,8 @@ _KEEP_NOTHING = {"console", "memory", "noop"}
 _QUERY = "spark.sql.streaming.queryId"
 _BATCH = "spark.sql.streaming.epochId"
 _OURS = "tidegate.rollback"  # in a commit that deletes all rows: the query
-_LAUNCH = "tidegate.launch"  # in a commit of the query: the timeline and the token of the lease
-_LAUNCH_MARK = re.compile(rf"{re.escape(_LAUNCH)}=t(\d+)-(\d+)")
+_LAUNCH = "tidegate.launch"  # in a commit: owner of the query, timeline, token of the lease
+_LAUNCH_MARK = re.compile(rf"{re.escape(_LAUNCH)}=(\S+) t(\d+)-(\d+)")
 _ICEBERG = "org.apache.iceberg."
 # Commits that change no row, so that nothing is lost if they are taken back.
 _ROWLESS = {"replace", "OPTIMIZE", "VACUUM START", "VACUUM END", "RESTORE", "CREATE TABLE"}
@@ -67,6 +67,7 @@ class SealedPoint:
         pipeline: name of the job.
         queries: ids that the query has had, the present one included.
         batch: the last batch that stays; None: none.
+        owner: of the query, as in `TableCommit`.
         lineage: timelines that lead there, each with the last batch of the query that counts.
         notice: what announces the restore to the readers of a topic.
     """
@@ -74,12 +75,17 @@ class SealedPoint:
     pipeline: str
     queries: frozenset[str]
     batch: int | None
+    owner: str = ""
     lineage: Mapping[int, int] = field(default_factory=dict)
     notice: JsonObject = field(default_factory=dict)
 
+    def is_own(self, commit: "TableCommit") -> bool:
+        """Whether a commit is one of the query, perhaps under an id that nothing has sealed."""
+        return commit.query in self.queries or bool(self.owner and commit.owner == self.owner)
+
     def is_kept(self, commit: "TableCommit") -> bool:
         """Return whether a commit of the query belongs to what stays."""
-        if commit.query not in self.queries or self.batch is None:
+        if not self.is_own(commit) or self.batch is None:
             return False
         last = self.batch
         if commit.launch is not None:  # those of older versions, or of the script before, have none
@@ -254,17 +260,18 @@ def list_lineage(log: SlotLog, head: LogHead, query: str, batch: int) -> dict[in
     return last
 
 
-def build_commit_marks(facts: WriterFacts, timeline: int, token: int) -> dict[str, str]:
+def build_commit_marks(facts: WriterFacts, owner: str, timeline: int, token: int) -> dict[str, str]:
     """Return the options of a writer that let its table note the launch in each commit.
 
     Empty for other sinks, and for a Delta table whose commits carry the script's own note.
 
     Args:
         facts: of the query.
+        owner: of the query, as in `TableCommit`.
         timeline: of the head from which the launch goes on.
         token: of its lease.
     """
-    launch = f"t{timeline}-{token:06d}"
+    launch = f"{owner} t{timeline}-{token:06d}"
     if not can_roll_back(facts):
         return {}
     if facts.format != "delta":
@@ -272,9 +279,9 @@ def build_commit_marks(facts: WriterFacts, timeline: int, token: int) -> dict[st
     return {} if facts.note else {"userMetadata": f"{_LAUNCH}={launch}"}
 
 
-def _read_launch(text: str | None) -> tuple[int, int] | None:
+def _read_mark(text: str | None) -> tuple[str, tuple[int, int] | None]:
     found = _LAUNCH_MARK.fullmatch(text or "")
-    return (int(found[1]), int(found[2])) if found else None
+    return (found[1], (int(found[2]), int(found[3]))) if found else ("", None)
 
 
 def _announce_restore(facts: WriterFacts, point: SealedPoint) -> None:
@@ -315,6 +322,7 @@ class TableCommit:
         query: the id of the query that made it; None for another writer.
         batch: of the query; -1 for another writer.
         operation: what the table calls it.
+        owner: uid of the job and name of the query; empty if the commit does not say.
         launch: timeline and token of the launch; None if the commit does not say.
     """
 
@@ -322,6 +330,7 @@ class TableCommit:
     query: str | None = None
     batch: int = -1
     operation: str = ""
+    owner: str = ""
     launch: tuple[int, int] | None = None
 
 
@@ -381,7 +390,7 @@ def choose_commit(
                 f"several commits of batch {newest[0]} of unknown launches: {numbers}"
             )
         return same[0]
-    own = [number for number, one in enumerate(line) if one.query in point.queries]
+    own = [number for number, one in enumerate(line) if point.is_own(one)]
     if not own:
         return line[-1] if line else None
     return line[own[0] - 1] if own[0] > 0 else None
@@ -390,7 +399,7 @@ def choose_commit(
 def _refuse_others(removed: Iterable[TableCommit], facts: WriterFacts, point: SealedPoint) -> None:
     """Refuse to take back what another writer has committed."""
     for one in removed:
-        if one.query not in point.queries and one.operation not in _ROWLESS:
+        if not point.is_own(one) and one.operation not in _ROWLESS:
             name = facts.table or facts.path
             raise TABLE_SHARED(pipeline=point.pipeline, table=name, commit=one.id, query=facts.name)
 
@@ -427,8 +436,8 @@ def _read_snapshot(snapshot: Any) -> TableCommit:
     batch = int(summary.get(_BATCH, -1))
     query = summary.get(_QUERY)
     operation = "RESTORE" if _OURS in summary else snapshot.operation()
-    launch = _read_launch(f"{_LAUNCH}={summary.get(_LAUNCH)}")
-    return TableCommit(snapshot.snapshotId(), query, batch, operation, launch)
+    mark = _read_mark(f"{_LAUNCH}={summary.get(_LAUNCH)}")
+    return TableCommit(snapshot.snapshotId(), query, batch, operation, *mark)
 
 
 def _load_iceberg(facts: WriterFacts) -> Any:
@@ -473,5 +482,5 @@ def _read_version(info: dict[str, Any]) -> TableCommit:
     given = info.get("operationParameters") or {}
     query, batch = given.get("queryId"), int(given.get("epochId", -1))
     operation = "RESTORE" if _OURS in info else info["operation"]
-    launch = _read_launch(info.get("userMetadata"))
-    return TableCommit(info["version"], query, batch, operation, launch)
+    mark = _read_mark(info.get("userMetadata"))
+    return TableCommit(info["version"], query, batch, operation, *mark)

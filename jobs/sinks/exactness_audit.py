@@ -26,6 +26,7 @@ from tidegate.jobs.engine.arrow_tables import read_columns, read_parquet_object
 from tidegate.jobs.engine.interfaces import join_seq
 from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
 from tidegate.jobs.engine.replay import FLOAT_TOLERANCE
+from tidegate.jobs.rules.declared_values import build_cast_sql
 from tidegate.jobs.rules.duck_frame import open_database, query_table
 from tidegate.jobs.rules.recomputation import (
     NEVER_READ_REASONS,
@@ -33,7 +34,6 @@ from tidegate.jobs.rules.recomputation import (
     build_recompute_columns,
     build_starts_sql,
 )
-from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec, SourceSpec
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
@@ -190,9 +190,10 @@ def _cast_to_declared_types(spec: SourceSpec, chunk: pa.Table) -> pa.Table:
     ]
     if not texts:
         return chunk
+    names = [f'"{name}"' for name in texts]
     casts = ", ".join(
-        f'try_cast("{n}" as {DUCKDB_TYPES.get(spec.columns[n], spec.columns[n])}) as "{n}"'
-        for n in texts
+        f"{build_cast_sql(quoted, spec.columns[name], spec)} as {quoted}"
+        for name, quoted in zip(texts, names, strict=True)
     )
     return query_table(chunk, f"select * replace ({casts}) from rows")
 

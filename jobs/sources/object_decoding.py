@@ -14,6 +14,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,10 +32,9 @@ import pyarrow.parquet as pq
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.rules.declared_values import build_cast_sql, build_complaint_sql
 from tidegate.jobs.rules.duck_frame import query_table
-from tidegate.jobs.spec.column_types import DUCKDB_TYPES
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_rules import EXACT_BITS, build_text_pattern
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
@@ -414,9 +414,10 @@ def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
         )
     names = [spec.evolution.renamed.get(name, name) for name in names]
     columns = [column.cast(pa.string()) for column in table.columns]
-    row_texts = pa.compute.binary_join_element_wise(
-        *(pa.compute.fill_null(column, "") for column in columns), spec.parse.delimiter
-    )
+    written = [pa.compute.fill_null(column, spec.parse.null) for column in columns]
+    if spec.parse.quote.encode() in marked.data:
+        written = [_quote_values(column, spec) for column in written]
+    row_texts = pa.compute.binary_join_element_wise(*written, spec.parse.delimiter)
     reasons = pa.nulls(table.num_rows, pa.string())
     for mark, why in marked.complaints.items():
         has_mark = pa.compute.match_substring(row_texts, mark)
@@ -425,6 +426,15 @@ def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
     texts = pa.table([*columns, reasons, row_texts], names=[*names, BAD_REASON, BAD_TEXT])
     broken = {number: marked.clean(text) for number, text in broken.items()}
     return _insert_broken_rows(_drop_lookalikes(texts, spec), broken)
+
+
+def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:
+    """Return texts as they stand in CSV, so that the line can be read again."""
+    quote, delimiter = spec.parse.quote, re.escape(spec.parse.delimiter)
+    is_quoted = pa.compute.match_substring_regex(column, f"[{re.escape(quote)}\r\n]|{delimiter}")
+    inner = pa.compute.replace_substring(column, quote, quote * 2)
+    whole = pa.compute.binary_join_element_wise(quote, inner, quote, "")
+    return pa.compute.if_else(is_quoted, whole, column)
 
 
 def _drop_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
@@ -511,68 +521,3 @@ def _cast_texts(texts: pa.Table, spec: SourceSpec) -> pa.Table:
         FROM typed""",
         for_frames=True,
     )
-
-
-# DuckDB expressions that cast text to a declared type, or give null if it does not fit exactly.
-
-_TIME = r"\d{2}:\d{2}(:\d{2}(\.\d+)?)?"
-_ZONED_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}[T ]{_TIME}(Z|z|[+-]\d{{2}}(:?\d{{2}})?)\s*$"
-_NAIVE_TIMESTAMP = rf"^\s*\d{{4}}-\d{{2}}-\d{{2}}([T ]{_TIME})?\s*$"
-# Every cast is guarded by a pattern: DuckDB's own casts round, and accept forms that Spark refuses,
-# while a value must mean the same in text and in Parquet (tidegate.jobs.spec.row_rules).
-_WHOLE_NUMBER = r"^\s*[+-]?\d+\s*$"
-TICKS_PER_UNIT: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
-def build_cast_sql(column: str, kind: str, spec: SourceSpec) -> str:
-    """Return DuckDB SQL of type `kind` over a quoted column; null if its text does not fit."""
-    if kind == "string":
-        return column
-    if kind == "binary":
-        return f"TRY(from_base64({column}))"
-    if kind == "timestamp":
-        return _build_timestamp_sql(column, spec)
-    return _build_plain_cast_sql(column, kind)
-
-
-def build_complaint_sql(name: str, kind: str, spec: SourceSpec) -> str:
-    """Return DuckDB SQL that says why a text does not fit; `name` is the column without quotes."""
-    complaint = f"""'{name} is no {kind}: ' || "{name}" """
-    if kind != "timestamp" or spec.parse.timestamps != "iso":
-        return complaint
-    is_naive = _matches(f'"{name}"', _NAIVE_TIMESTAMP)
-    if spec.timezone is None:
-        why = f"""'{name} has no time zone, and the source has no "timezone": ' || "{name}" """
-    else:
-        is_naive += f' AND try_cast("{name}" AS TIMESTAMP) IS NOT NULL'
-        why = f"""'{name} is a local time that {spec.timezone} skips: ' || "{name}" """
-    return f"CASE WHEN {is_naive} THEN {why} ELSE {complaint} END"
-
-
-def _matches(column: str, pattern: str) -> str:
-    return f"regexp_matches({column}, '{pattern}')"
-
-
-def _build_timestamp_sql(column: str, spec: SourceSpec) -> str:
-    if spec.parse.timestamps != "iso":
-        per_unit = TICKS_PER_UNIT[spec.parse.timestamps]
-        micros = f"round(try_cast({column} AS DECIMAL(30, 6)) * {per_unit})"
-        return f"TRY(make_timestamptz(CAST({micros} AS BIGINT)))"
-    naive = "NULL"
-    if spec.timezone is not None:
-        naive = f"TRY(local_instant(try_cast({column} AS TIMESTAMP), '{spec.timezone}'))"
-    return (
-        f"CASE WHEN {_matches(column, _ZONED_TIMESTAMP)} THEN try_cast({column} AS TIMESTAMPTZ)"
-        f" WHEN {_matches(column, _NAIVE_TIMESTAMP)} THEN {naive} END"
-    )
-
-
-def _build_plain_cast_sql(column: str, kind: str) -> str:
-    """Accept only the plain form of the type: DuckDB would round what has too many digits."""
-    pattern = _WHOLE_NUMBER if kind in ("int", "long") else rf"^\s*({build_text_pattern(kind)})\s*$"
-    cast = f"try_cast({column} AS {DUCKDB_TYPES.get(kind, kind)})"
-    if kind in EXACT_BITS:  # a float holds only so many bits of a whole number
-        whole = _matches(column, _WHOLE_NUMBER)
-        exact = f"abs(try_cast({column} AS HUGEINT)) <= {2 ** EXACT_BITS[kind]}"
-        cast = f"CASE WHEN {whole} AND {exact} OR NOT {whole} AND isfinite({cast}) THEN {cast} END"
-    return f"CASE WHEN {_matches(column, pattern)} THEN {cast} END"

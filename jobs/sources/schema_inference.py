@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.jobs.engine.arrow_tables import ARROW_TYPES
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.spec.row_rules import build_text_pattern
 
-from .object_decoding import TICKS_PER_UNIT, decompress_object, read_typed_object
+from .object_decoding import decompress_object, read_typed_object
 
 _MAX_SAMPLE_ROWS = 10_000  # of JSON or CSV
 _LEAST_GOOD_SHARE = 0.9  # of JSON lines, and of the values of an event time

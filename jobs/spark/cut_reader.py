@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +26,6 @@ from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows.column_casts import arrow_to_spark_type, select_readable_columns
-from tidegate.jobs.rows.physical_values import NOT_UTF8
 from tidegate.jobs.rows.slice_reading import (
     PLANNED,
     POSITION_COLUMNS,
@@ -37,6 +36,7 @@ from tidegate.jobs.rows.slice_reading import (
     read_similar_parts,
     unreadable_objects_error,
 )
+from tidegate.jobs.rules.declared_values import NOT_UTF8
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON
@@ -45,6 +45,9 @@ from tidegate.time_units import TICK_MAX
 
 from .spark_session import SparkSessions
 from .staging import Staging
+
+SMALL_BYTES: Final = 64 << 20
+"""So much of few rows is read in the driver for Spark."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class CutFrame:
     build: Callable[[], DataFrame | None]
     rows: int
     scratch: Path
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of the values of its rows as objects encode them, before compression."""
+        return count_bytes(self.parts)
 
     @cached_property
     def frame(self) -> DataFrame | None:
@@ -95,7 +103,7 @@ def open_cut(
     """
     parts = _download_parts(store, cut, scratch)
     rows = sum(part.row_end - part.row_start for part in parts)
-    small = sessions.is_small(rows)
+    small = sessions.is_small(rows) and count_bytes(parts) <= SMALL_BYTES
 
     def build_frame() -> DataFrame | None:
         session = sessions.session_for(rows)
@@ -118,6 +126,18 @@ def open_cut(
         return frame.coalesce(1) if frame is not None and small else frame
 
     return CutFrame(cut, parts, build_frame, rows, scratch)
+
+
+def count_bytes(parts: Iterable[CutPart]) -> int:
+    """Return the bytes of the values of parts, as their footers have them, before compression."""
+    found = 0
+    for part in parts:
+        metadata: Any = pq.read_metadata(part.path)
+        groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
+        rows = part.row_end - part.row_start
+        found += size if part.is_whole else size * rows // max(part.rows, 1)
+    return found
 
 
 def _download_parts(store: Store, cut: Cut, scratch: Path) -> tuple[CutPart, ...]:

@@ -28,7 +28,7 @@ from tidegate.jobs.rows.member_scan import VERDICT_SCHEMA, MemberScan
 from tidegate.jobs.rows.slice_scan import (
     MOST_CELLS,
     has_safe_times,
-    is_plain,
+    is_proven,
     keep_data_rows,
     make_no_rows,
     scan_rows,
@@ -44,6 +44,7 @@ from .cut_reader import CutFrame
 from .epoch_context import collect_to_driver
 
 NATIVE_CELLS: Final = MOST_CELLS
+NATIVE_BYTES: Final = 8 * NATIVE_CELLS
 """Values of a cut up to which the driver holds its rows."""
 _log = structlog.get_logger("tidegate.driver")
 
@@ -96,15 +97,15 @@ def survey_cut(
     """Summarise a staged cut, and keep its rows for the move if `native`.
 
     `now` and the like are the engine's to fill in. It keeps no rows of more than `NATIVE_CELLS`
-    values, none that need Spark's casts, and none of a cut with times outside the years 1000 to
-    9999.
+    values or `NATIVE_BYTES`, none that need Spark's casts, and none of a cut with times outside
+    the years 1000 to 9999.
 
     Raises:
         PoisonError: a dead row of a source whose `on_bad` is ``fail``, one that breaks a rule of
             severity ``fail``, or punctuation that goes back under ``regress: error``.
         CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
     """
-    native = native and has_room_in_driver(staged.rows, spec)
+    native = native and has_room_in_driver(staged.rows, spec) and staged.bytes <= NATIVE_BYTES
     scans, tables = _scan_members(staged, spec, state, native=native)
     members = tuple(
         replace(scans[i].survey, pending=piece.pending, done=piece.done)
@@ -170,7 +171,7 @@ def _scan_members(
     # Most members of a large topic may be idle, but also those may carry punctuation.
     no_rows, filled = make_no_rows(spec), set(indexes)
     empty = {i: scan(i, no_rows) for i in sources if i not in filled}
-    if all(is_plain(part, sources[part.member], native=native) for part in staged.parts):
+    if all(is_proven(part, sources[part.member], native=native) for part in staged.parts):
         try:
             with ThreadPoolExecutor(4) as pool:  # Arrow and DuckDB leave the other cores to others
                 found = dict(zip(indexes, pool.map(read, indexes), strict=True))

@@ -32,9 +32,10 @@ from tidegate.jobs.rows.json_messages import (
     list_former_names,
     list_payload_columns,
 )
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT, TICKS_PER_UNIT
+from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 

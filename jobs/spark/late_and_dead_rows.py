@@ -157,6 +157,7 @@ def write_dead_letters(epoch: EpochContext, scans: MemberScans) -> CountedRows:
     has_conditions = any(source.has_conditions for source in epoch.spec.sources.values())
     if not has_conditions and not any(member.dead for member in scans.survey.members):
         return CountedRows()
+    frame: Frame | None
     if epoch.native and scans.judged is not None:
         provenance = select_provenance(epoch.spec, epoch.staged.cut)[len(epoch.spec.columns) :]
         frame = DuckFrame.from_table(scans.judged).selectExpr("*", *provenance)

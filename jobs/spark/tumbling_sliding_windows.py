@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.rows.cut_division import DIVISION
 from tidegate.jobs.rows.judged_rows import assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
@@ -77,9 +78,9 @@ def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> 
     if folds is not None:
         frame = DuckFrame.from_table(folds)
         fresh = aggregation.merge_folds(frame, decision.frontier_before, epoch.order.epoch)
-        written = epoch.writer.write_segment(
-            f"window:{name}", fresh.toArrow(), "_we", aggregation.segment_extra
-        )
+        # Sums of doubles depend on it.
+        extra = {**aggregation.segment_extra, "division": DIVISION}
+        written = epoch.writer.write_segment(f"window:{name}", fresh.toArrow(), "_we", extra)
     return _update_window(epoch, aggregation, written)
 
 

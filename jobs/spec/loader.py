@@ -36,6 +36,7 @@ _FOREIGN_FIELDS = {
     for field in read_data_file(__package__, "foreign_fields.toml")["fields"]
     for name in field["names"]
 }
+_NAME_LINE = re.compile(r"""^name:\s*["']?([\w.\-]+)""", re.MULTILINE)
 S = TypeVar("S", PipelineSpec, JobSpec)
 
 
@@ -159,6 +160,18 @@ def _read_file(path: Path) -> JsonObject:
     except UnicodeDecodeError as error:
         raise SPEC_NOT_TEXT(path=path) from error
     return _read_mapping(text, str(path))
+
+
+def read_spec_name(path: Path) -> str:
+    """Return the name of a pipeline or job, also if its file is not a valid spec.
+
+    Without a line for it, it is the name of the file.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        found = _NAME_LINE.search(path.read_text("utf-8"))
+        if found:
+            return found[1]
+    return path.stem
 
 
 def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:

@@ -181,6 +181,10 @@ class SupervisionSpec(SpecModel):
 
     Without it the driver is a process on the worker's host.
     """
+    deploy: Literal["ask", "auto"] = "ask"
+    """A changed spec waits for ``tidegate deploy``; or the next driver that starts deploys it, if
+    its plan refuses nothing.
+    """
     standby: bool = False
     """A second driver waits, with Spark warm, and takes over when the first is lost.
 

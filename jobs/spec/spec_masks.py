@@ -49,6 +49,29 @@ def mask_secrets(spec: Spec) -> Spec:
     return spec if masked == data else type(spec).model_validate(masked)
 
 
+def fill_masks(masked: Spec, spec: Spec) -> Spec:
+    """Return a masked spec with the secrets that another spec holds in the same places.
+
+    A secret is taken only if its masked form is the same.
+    """
+    ours = masked.model_dump(mode="json", by_alias=True)
+    hidden = mask_secrets(spec).model_dump(mode="json", by_alias=True)
+    filled = _fill_value(ours, hidden, spec.model_dump(mode="json", by_alias=True))
+    return masked if filled == ours else type(masked).model_validate(filled)
+
+
+def _fill_value(ours: Any, hidden: Any, open_value: Any) -> Any:
+    if isinstance(ours, dict) and isinstance(hidden, dict):
+        return {
+            name: _fill_value(part, hidden.get(name), open_value.get(name))
+            for name, part in ours.items()
+        }
+    if isinstance(ours, str) and MASK in ours and ours == hidden:
+        return open_value
+    is_list = isinstance(ours, list) and any(MASK in str(part) for part in ours)
+    return open_value if is_list and ours == hidden else ours
+
+
 def mask_field(location: tuple[int | str, ...], value: str) -> str:
     """Return the value of a spec's field as an error may show it.
 

@@ -30,6 +30,7 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.errors import ConfigurationError, get_first_line
 from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows, replace_column
+from tidegate.jobs.rules.declared_values import build_plain_cast_sql
 from tidegate.jobs.rules.duck_frame import DuckFrame, query_rows, query_table
 from tidegate.jobs.rules.recomputation import SET_ASIDE_REASONS, build_time_expression
 from tidegate.jobs.sinks.output_tables import (
@@ -514,7 +515,12 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[RowView]) -> Any:
     arrays = [
         pa.array(outputs, field.type)
         if field.name == "_outputs"
-        else _cast_column([row.get(field.name) for row in raw], field, types[field.name])
+        else _cast_column(
+            [row.get(field.name) for row in raw],
+            field,
+            types[field.name],
+            spec.columns.get(field.name, ""),
+        )
         for field in schema
     ]
     rows = pa.table(arrays, schema=schema)
@@ -531,16 +537,25 @@ def cast_rows(spec: PipelineSpec, raw: Sequence[RowView]) -> Any:
     return rows
 
 
-def _cast_column(values: list[Any], field: Any, sql_type: str) -> Any:
+def _cast_column(values: list[Any], field: Any, sql_type: str, declared: str) -> Any:
     is_time = pa.types.is_timestamp(field.type)
+    if declared in ("int", "long"):  # a file may have whole numbers in a column of doubles
+        values = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
     texts = [
         format_instant(v) if is_time and isinstance(v, int) else _format_value(v) for v in values
     ]
     try:
         # DuckDB casts from text as strictly for a file as for a correction on the command line.
         query = f"select cast(v as {sql_type}) as v from rows"
-        found = query_table(pa.table({"v": pa.array(texts, pa.string())}), query)
-        return found["v"].cast(field.type).combine_chunks()
+        # A file may have NaN, which no text format has.
+        if declared in ("int", "long", "boolean", "date") or declared.startswith("decimal"):
+            query = f"select {build_plain_cast_sql('v', declared)} as v from rows"
+        given = pa.array(texts, pa.string())
+        found = query_table(pa.table({"v": given}), query)["v"]
+        if found.null_count > given.null_count:
+            lost = given.filter(pc.and_(found.is_null(), given.is_valid()).combine_chunks())
+            raise ValueError(f"{lost[0]} is no {declared}")
+        return found.cast(field.type).combine_chunks()
     except Exception as error:
         raise BAD_VALUE(column=field.name, text=get_first_line(error)) from error
 

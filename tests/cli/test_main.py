@@ -47,6 +47,7 @@ def test_help_imports_nothing_heavy() -> None:
         ["validate", "flights.yaml"],
         ["plan", "flights.yaml"],
         ["plan", "flights.yaml", "--against", "flights.yaml"],
+        ["deploy", "flights.yaml"],
         ["status"],
         ["status", "flights"],
     ],

@@ -30,9 +30,12 @@ from tidegate.errors import FencedError, PoisonError, TidegateError, TransientEr
 from tidegate.jobs.driver import epoch_listeners, pipeline_run
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
+from tidegate.jobs.driver.errors import UNEXPECTED
 from tidegate.jobs.driver.pipeline_run import DriverSession, RunContext, RunOptions
 from tidegate.jobs.driver.startup import select_start_checkpoint
+from tidegate.jobs.sinks.errors import TABLE_MISFIT
 from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.spark.errors import SPARK_FAILED
 
 
 @pytest.fixture
@@ -276,3 +279,15 @@ def test_last_words_are_bounded() -> None:
     with structlog.testing.capture_logs() as logs:
         observers.close()
     assert "lineage_dropped" in [line["event"] for line in logs]
+
+
+def test_errors_that_come_back_at_each_start_say_how_to_go_on() -> None:
+    """A person who only starts the pipeline again gets nowhere: the rows are sealed."""
+    errors: list[TidegateError] = [
+        SPARK_FAILED(pipeline="p", cause="ARITHMETIC_OVERFLOW"),
+        TABLE_MISFIT(table="events", cause="a value"),
+        UNEXPECTED(pipeline="p", kind="KeyError", text="k"),
+    ]
+    for error in errors:
+        assert "restore" in str(error.advice), error.code
+        assert "sealed" in str(error.kept), error.code

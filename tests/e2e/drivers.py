@@ -17,15 +17,24 @@ from typing import Any
 import pyarrow as pa
 
 from tests.e2e.feed import SPEC, write_feed
+from tidegate.checkpoints.deployed_specs import make_copy, read_deployed, start_deploy
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.sinks.exactness_audit import ExactnessReport, audit_exactness
 from tidegate.jobs.sinks.published_tables import read_table
-from tidegate.jobs.spec.loader import parse_spec
+from tidegate.jobs.spec.loader import load_any_spec, parse_spec
+from tidegate.jobs.spec.user_code import collect_code
 
 SIGKILLED = -9
 _VOLATILE = {"_timeline", "_epoch", "opened", "closed", "waited_us", "participants"}
+
+
+def deploy_file(store: Store, file: Path) -> None:
+    """Have the next driver run a file that was edited, as `tidegate deploy` does."""
+    spec = load_any_spec(file)
+    if read_deployed(store, spec.name).wanted is not None:
+        start_deploy(store, spec.name, make_copy(spec, collect_code(spec, file)), who="a test")
 
 
 class Piped:
@@ -91,6 +100,11 @@ class Piped:
             if line.startswith("{") and line.endswith("}")
         ]
         return [found for found in map(json.loads, lines) if found.get("event") == event]
+
+    def change_spec(self, text: str) -> None:
+        """Edit the spec and deploy it."""
+        self.spec_file.write_text(text)
+        deploy_file(self.store(), self.spec_file)
 
     def store(self) -> Store:
         """The pipeline's store."""

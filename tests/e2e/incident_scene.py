@@ -19,6 +19,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page
 
 from tests.e2e.browser import browser_of_the_machine
+from tests.e2e.drivers import deploy_file
 from tests.operators.conftest import FAKES, Cockpit, cockpit_of, database_of
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
@@ -145,11 +146,12 @@ class Scene:
             self.page.wait_for_timeout(200)
 
     def edit(self, pipeline: str, old: str, new: str) -> None:
-        """Edit the spec's file."""
+        """Edit the spec's file and deploy it."""
         file = self.spec_file(pipeline)
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new))
+        deploy_file(self.store, file)
 
     def spec_file(self, pipeline: str) -> Path:
         return self.cockpit.stack.settings.dags / "pipelines" / f"{pipeline}.yaml"

@@ -44,7 +44,7 @@ def test_machines_that_are_on_stay_on_through_a_restore(tmp_path: Path) -> None:
     middle = machines.log().head()
     assert middle.record is not None
     assert sum(file.rows for file in middle.record.segments if file.kind == "edges") > 1
-    machines.spec_file.write_text(with_parallelism(2, 5))
+    machines.change_spec(with_parallelism(2, 5))
     assert machines.run() == 0, machines.log_text()
     found = machines.exact()
     assert (found.problems, found.skipped) == ([], {})

@@ -119,7 +119,7 @@ def test_positions_between_runs(
     assert run() == 1, pipeline.log_text()
     assert "offsets 15 to 17 of clicks partition 0 are gone" in pipeline.log_text()
     assert events(pipeline)[-1] == 102
-    pipeline.spec_file.write_text(
+    pipeline.change_spec(
         SPEC.format(servers=broker.servers, more=", start: latest, on_gap: report")
     )
     assert run() == 0, pipeline.log_text()

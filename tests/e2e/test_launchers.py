@@ -149,7 +149,7 @@ def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> Non
         assert driver.wait(timeout=600) == FailureClass.TRANSIENT.exit_code, steady.log_text()
         assert "Traceback" not in steady.log_text()
     with connect_server(tmp_path) as server:
-        steady.spec_file.write_text(over(server))
+        steady.change_spec(over(server))
         assert steady.start().wait(timeout=600) == 0, steady.log_text()
     assert steady.exact().problems == []
 

@@ -154,6 +154,6 @@ def test_the_wrong_staging_is_refused_before_anything_is_read(
     )
     assert piped.run() == 2, piped.log_text()
     assert "set spark.staging: bucket" in piped.log_text()
-    piped.spec_file.write_text(SPEC.format(master=cluster.master, staging="bucket"))
+    piped.change_spec(SPEC.format(master=cluster.master, staging="bucket"))
     assert piped.run(environment={"TIDEGATE_SPARK_JARS": "/dev/null"}) == 2, piped.log_text()
     assert "tasks cannot read the bucket" in piped.log_text()

@@ -39,7 +39,7 @@ def test_state_moves_to_another_parallelism(tmp_path: Path) -> None:
     assert steady.run("", "--epochs", "6") == 0, steady.log_text()
     before = steady.log().head().slot
     assert any(f.kind == "order" for f in steady.log().head().record.segments)  # type: ignore[union-attr]
-    steady.spec_file.write_text(with_parallelism(2, 5))
+    steady.change_spec(with_parallelism(2, 5))
     assert steady.run() == 0, steady.log_text()
     found = steady.exact()
     assert found.problems == []

@@ -17,6 +17,8 @@ _EXPECTED = {
     _P.identity_key: ("d", ""),
     _P.lease_key: ("do", ""),
     _P.desired_key: ("do", ""),
+    _P.deployed_key: ("do", ""),
+    _P.spec_copy_key("ab"): ("do", ""),
     _P.roots_key: ("do", ""),
     _P.status_key: ("d", ""),
     _P.announced_key: ("d", ""),

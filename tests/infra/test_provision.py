@@ -125,6 +125,8 @@ def test_no_driver_can_shorten_the_log(
         "identity.json",
         "lease.json",
         "desired.json",
+        "deployed.json",
+        "deployed/ab.json",
         "roots.json",
         "sinks/w.json",
         "specs/ab.json",

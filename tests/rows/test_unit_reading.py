@@ -135,6 +135,44 @@ def test_late_rows_are_files_counts_or_a_refusal(
         assert set(table["_epoch"].to_pylist()) == {7}
 
 
+@pytest.mark.parametrize("on_bad", ["dead_letter", "fail"])
+def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) -> None:
+    """What `where` leaves out and a rule drops is counted only."""
+    rules = {
+        "small": {"predicate": "n < 3", "severity": "drop"},
+        "low": {"predicate": "v < 0.2", "severity": "quarantine"},
+        "odd": {"predicate": "n % 2 = 1"},
+    }
+    store = LocalStore(tmp_path)
+    spec = spec_of(
+        {"a": {"where": "n > 0", "rules": rules, "on_bad": on_bad}}, windows={"w": WINDOW}, **OFF
+    )
+    values = [(1, 1, 0.1), (1, 0, 0.1), (None, 1, 0.1), (1, 5, 0.1), (1, 1, 0.5), (1, 2, 0.1)]
+    rows = [{"t": t and t * SECOND, "k": "x", "n": n, "v": v} for t, n, v in values]
+    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows),)), {}, store)
+    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1 << 20), unit)
+    if on_bad == "fail":
+        assert 'row 2 of inbox/a/0.parquet: no_event_time (t): {"k":"x","n":1,"v":0.1}' in str(
+            answer.dead_refused
+        )
+        assert answer.dead_files == ()
+        return
+    (letters,) = (pq.read_table(tmp_path / file.key) for file in answer.dead_files)
+    reasons = dict(zip(letters["_seq"].to_pylist(), letters["reason"].to_pylist(), strict=True))
+    assert reasons == {2: "no_event_time", 4: "rule_quarantined"}
+    assert answer.dead_late == {("a", "events", "rule", True): 1}
+    assert answer.dead_counts == {
+        ("a", "dead_lettered"): 1,
+        ("a", "filtered"): 1,
+        ("a", "rule:low"): 1,
+        ("a", "rule:odd"): 1,
+        ("a", "rule:small"): 1,
+        ("a", "rule_quarantined"): 1,
+        ("a", "rule_warned"): 1,
+    }
+    assert sum(row["_s0"] for row in decode_table(answer.partials["w"]).to_pylist()) == 2
+
+
 def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
     """No failure of the task, which Spark would try again."""
     store = LocalStore(tmp_path)
@@ -190,6 +228,7 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
         ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
         ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
         ({"where": "k like 'x'"}, {}, "source a: k LIKE 'x' is not proven equal in DuckDB"),
+        ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),
         ({"format": "csv"}, {}, None),
         (
             {},
@@ -211,9 +250,9 @@ def test_the_reason_for_another_way_is_named(
     assert explain_other_rows(spec, LocalStore(tmp_path)) == reason
 
 
-def test_values_that_may_not_fit_are_left_to_spark_sql(tmp_path: Path) -> None:
+def test_casts_that_are_not_proven_are_left_to_spark_sql(tmp_path: Path) -> None:
     """The plan knows the types of the objects."""
     store = LocalStore(tmp_path)
-    spec = spec_of({"a": {"schema": {"t": "timestamp", "n": "int"}}}, windows={}, **OFF)
+    spec = spec_of({"a": {"schema": {"t": "timestamp", "v": "float"}}}, windows={}, **OFF)
     units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
-    assert explain_other_cut(spec, units) == "values of column n that may not fit"
+    assert explain_other_cut(spec, units) == "column v is double, declared float"

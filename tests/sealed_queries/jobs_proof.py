@@ -65,12 +65,12 @@ def prove_combination(
         for number, kind in enumerate(islice(_draw_kinds(dice, minio), kills)):
             _disturb(job, kind, dice, files * (number + 1) // (kills + 1), minio)
         job.run_to_end_of_input()
-        differences += _compare(f"{name} after {kills} kills", expected, job)
+        differences += compare_outputs(f"{name} after {kills} kills", expected, job)
         for _ in range(restores):
             target = dice.choice(job.list_targets())
             job.restore(target)
             job.run_to_end_of_input()
-            differences += _compare(f"{name} after a restore of {target}", expected, job)
+            differences += compare_outputs(f"{name} after a restore of {target}", expected, job)
     return kills, restores, differences
 
 
@@ -126,7 +126,8 @@ def _pause(job: KilledJob) -> None:
     assert code == 4, f"the paused driver ended with {code}"
 
 
-def _compare(what: str, expected: dict[str, object], job: KilledJob) -> int:
+def compare_outputs(what: str, expected: dict[str, object], job: KilledJob) -> int:
+    """Print whether the sinks of a job hold what they should, and return how many do not."""
     found = job.app.outputs()
     job.read_line()  # fails if a batch is sealed twice, or is missing
     different = [name for name in expected if expected[name] != found[name]]

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.sealed_queries.fake_events import end_query, start_query
 from tests.servers.memory_store import Fault, MemoryStore
-from tidegate import job
+from tidegate import job, secret_masks
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
@@ -31,11 +31,12 @@ from tidegate.checkpoints.store import CopyingStore
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
 from tidegate.jobs.cli.main import app
 from tidegate.jobs.driver.pipeline_run import stop_on_signals
+from tidegate.jobs.driver.startup import LeaderElection
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import JobLocation
-from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, find_script
+from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, require_script
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.sink_restore import (
     SealedPoint,
@@ -365,6 +366,19 @@ def test_what_comes_from_the_environment_reaches_script_and_spark(
         assert "k3y" not in made._spec.model_dump_json()
 
 
+def test_an_error_of_the_script_shows_no_secret_of_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the spec tells that the value is one."""
+    monkeypatch.setattr(secret_masks, "_hidden", set())
+    monkeypatch.setenv("KEY", "hunter-forty-two")
+    for made in _open(tmp_path, {**SPEC, "args": ["env:KEY"]}):
+        made._options.script.write_text("import sys; raise ValueError('no table ' + sys.argv[1])")
+        with pytest.raises(ValueError, match="no table") as failed:
+            made._run_script()
+        assert made._classify(failed.value).message == "clicks: the script failed: no table ***"
+
+
 def test_a_variable_of_the_environment_is_missing(tmp_path: Path) -> None:
     """The field is named before Spark starts."""
     with pytest.raises(ConfigurationError, match=r"conf\.spark\.my\.key: .* NO_SUCH_KEY"):
@@ -375,7 +389,7 @@ def test_the_folder_of_a_job_is_for_its_user_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows are in its files. An older folder is closed as well."""
-    monkeypatch.setattr(job_run.LeaderElection, "wait_until_wanted", lambda _: False)
+    monkeypatch.setattr(LeaderElection, "wait_until_wanted", lambda _: False)
     spec = JobSpec.model_validate({**SPEC, "name": "clicks"})
     options = JobOptions(str(tmp_path / "store"), tmp_path / "s.py", home=tmp_path / "jobs")
     (tmp_path / "jobs" / "clicks").mkdir(parents=True)
@@ -609,7 +623,7 @@ def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a job"):
         load_spec(path)
     with pytest.raises(ConfigurationError, match=r"no script clicks\.py"):
-        find_script(load_any_spec(path), path)  # type: ignore[arg-type]
+        require_script(load_any_spec(path), path.parent / "nowhere.py")  # type: ignore[arg-type]
 
 
 def test_how_a_sink_follows(tmp_path: Path) -> None:
@@ -673,7 +687,7 @@ def test_the_readers_of_a_topic_are_informed(monkeypatch: pytest.MonkeyPatch) ->
     facts = WriterFacts(name="q", format="kafka")
     facts.note_options(topic="t", **{"KAFKA.bootstrap.servers": "a:1, b:2", "path": "/x"})
     assert facts.find_topic() == "kafka://a:1/t"
-    point = SealedPoint("clicks", frozenset(), 4, {}, {"uid": "u", "timeline": 1})
+    point = SealedPoint("clicks", frozenset(), 4, "", {}, {"uid": "u", "timeline": 1})
     restore_sink(facts, Path("/none"), point, SinkRewind.ANNOUNCE)
     (message,) = sent
     assert (message["topic"], message["key"], message["value"]) == ("t", None, None)

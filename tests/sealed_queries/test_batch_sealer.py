@@ -251,7 +251,7 @@ def test_a_batch_given_up_while_its_pack_went_up_leaves_the_next_ones_whole(
 
     def purge_plan(request: StoreRequest) -> Fault | None:
         """Delete the plan of the batch as soon as its pack goes up."""
-        if request.key.endswith("pack.tar") and request.is_write:
+        if request.key.endswith(".tar") and request.is_write:
             (made.folder / "offsets/0").unlink(missing_ok=True)
         return None
 
@@ -265,6 +265,30 @@ def test_a_batch_given_up_while_its_pack_went_up_leaves_the_next_ones_whole(
         wanted = {name: made.host.read(name) for name in select_restoring_files(made.host, batch)}
         found = _restore(bench, manifest)
         assert {name: found[name] for name in wanted} == wanted
+
+
+def test_retention_keeps_what_a_batch_that_was_given_up_has_stored(bench: JobBench) -> None:
+    """The next batch needs it, and is sealed by the same attempt."""
+    query, made = bench.query("q")
+    for batch in range(4):
+        made.commit(batch)
+    assert bench.sealer.seal(query, 0, _REPORT)
+
+    def purge_plan(request: StoreRequest) -> Fault | None:
+        """Delete the plan of the batch as soon as its pack goes up."""
+        if request.key.endswith(".tar") and request.is_write:
+            (made.folder / "offsets/1").unlink(missing_ok=True)
+        return None
+
+    bench.store.hook = purge_plan
+    assert not bench.sealer.seal(query, 1, _REPORT)
+    bench.store.hook = None
+    for batch in (2, 3):
+        assert bench.sealer.seal(query, batch, _REPORT)
+    policy = RetentionPolicy(keep_last=10, keep_for=0, grace=0)
+    Retention(bench.log, policy, external=list).run()
+    for manifest in bench.sealed:
+        assert verify_checkpoint(bench.log, manifest.id).verdict is CheckpointVerdict.HEALTHY
 
 
 def test_a_lost_answer_seals_once(bench: JobBench) -> None:

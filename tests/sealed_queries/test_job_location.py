@@ -148,7 +148,7 @@ def test_old_folders_are_deleted_whatever_the_clock_says(
     home, made = tmp_path / "home", []
     for token in range(1, 9):
         earlier = time.gmtime(1_800_000_000 - 60 * token)
-        monkeypatch.setattr(job_location.time, "gmtime", lambda *_, at=earlier: at)
+        monkeypatch.setattr(time, "gmtime", lambda *_, at=earlier: at)
         made.append(open_location(home, "uid", bench.log.head(), token).folder)
         (made[-1] / job_location._OWNERS_FILE).unlink()
     assert [path for path in made if path.exists()] == made[-3:]

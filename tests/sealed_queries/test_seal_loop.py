@@ -186,7 +186,12 @@ class WorkingQuery:
 def _look(loop: SealLoop) -> str | None:
     """Look once whether a query is stalled; return the code of what ends the job."""
     loop.error = None
-    loop._guard(lambda: loop._refuse_stalled_query() or False)
+
+    def refuse_stalled_query() -> bool:
+        loop._refuse_stalled_query()
+        return False
+
+    loop._guard(refuse_stalled_query)
     return loop.error.code if loop.error else None
 
 
@@ -221,7 +226,7 @@ def test_a_batch_may_run_for_an_hour_by_default(bench: JobBench) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "raced"),
-    [(["0"], False), (["0", "2"], False), (["1"], False), (["9.compact"], True), ([], True)],
+    [(["0"], False), (["0", "2"], False), (["1"], False), (["9.compact"], True), ([], False)],
 )
 def test_a_batch_is_sealed_only_if_the_sink_has_it_and_nothing_above(
     bench: JobBench, tmp_path: Path, entries: list[str], raced: bool

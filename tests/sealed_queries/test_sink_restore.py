@@ -121,3 +121,18 @@ def test_what_the_present_spec_says_of_a_sink_counts_for_a_restore(bench: JobBen
         "q": SinkRewind.REPEAT,
         "topic": SinkRewind.ANNOUNCE,
     }
+
+
+def test_what_a_function_took_back_is_not_restored(bench: JobBench) -> None:
+    """The rows have left the sink, and the log of an abandoned timeline does not bring them back."""
+    query, made = bench.query("q", SinkRewind.CALLBACK)
+    for batch in range(2):
+        made.commit(batch)
+        bench.sealer.seal(query, batch, BatchReport())
+    plan = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
+    undone = plan_restore(bench.log, bench.sealed[1].id)
+    with pytest.raises(ConfigurationError, match=r"took its batches up to 1 out of .* query q"):
+        commit_restore(bench.log, bench.lease, undone, request_id="s", who="ann", why="no")
+    again = plan_restore(bench.log, bench.sealed[0].id)
+    commit_restore(bench.log, bench.lease, again, request_id="t", who="ann", why="yes")

@@ -89,7 +89,6 @@ def test_the_status_lists_the_queries(job: JobBench) -> None:
         ],
         "phases": {"addBatch": 0.4, "triggerExecution": 0.5},
         "id": "x",
-        "sealed_at": job.sealed[-1].created_at,
     }
     assert status["holder"]["member"] == "q"
     assert json.dumps(status)

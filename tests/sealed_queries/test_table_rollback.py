@@ -18,6 +18,7 @@ from tidegate.jobs.sealed_queries.sink_restore import (
     TableCommit,
     _read_snapshot,
     _read_version,
+    _refuse_others,
     build_commit_marks,
     can_roll_back,
     choose_commit,
@@ -27,11 +28,11 @@ from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 
 def _commits(*batches: int, launch: tuple[int, int] | None = (0, 1)) -> list[TableCommit]:
-    return [TableCommit(n, "q", batch, "", launch) for n, batch in enumerate(batches)]
+    return [TableCommit(n, "q", batch, "", "", launch) for n, batch in enumerate(batches)]
 
 
 def _point(batch: int | None, lineage: dict[int, int] | None = None) -> SealedPoint:
-    return SealedPoint("clicks", frozenset({"q"}), batch, lineage or {0: 1 << 30})
+    return SealedPoint("clicks", frozenset({"q"}), batch, "u/q", lineage or {0: 1 << 30})
 
 
 def _choose_id(known: list[TableCommit], point: SealedPoint) -> int:
@@ -42,7 +43,7 @@ def _choose_id(known: list[TableCommit], point: SealedPoint) -> int:
 
 def test_the_timeline_decides_between_two_commits_of_a_batch() -> None:
     """Batch 2 exists on two timelines, which part after batch 1; so clocks do not matter."""
-    again = [TableCommit(9, "q", 2, "", (1, 2)), TableCommit(10, "q", 3, "", (1, 2))]
+    again = [TableCommit(9, "q", 2, "", "", (1, 2)), TableCommit(10, "q", 3, "", "", (1, 2))]
     known = [*_commits(0, 1, 2, 3), *again]
     assert _choose_id(known, _point(2)) == 2
     assert _choose_id(known, _point(2, {0: 1, 1: 2})) == 9
@@ -53,7 +54,7 @@ def test_the_timeline_decides_between_two_commits_of_a_batch() -> None:
 
 def test_the_last_launch_decides_between_two_commits_of_a_timeline() -> None:
     """A launch in a new folder takes a batch back that was not sealed, and writes it again."""
-    known = [*_commits(0, 1), TableCommit(7, "q", 1, "", (0, 2))]
+    known = [*_commits(0, 1), TableCommit(7, "q", 1, "", "", (0, 2))]
     assert _choose_id(known, _point(1)) == 7
 
 
@@ -133,6 +134,17 @@ def test_without_delta_rs_a_restore_is_refused_beforehand(
     assert not can_roll_back(table)
 
 
+def test_a_commit_of_a_query_that_was_never_sealed_is_its_own() -> None:
+    """A query that begins anew has a new id, which nothing knows if it dies before its first seal."""
+    unknown = TableCommit(2, "another id", 0, "append", "u/q", (1, 2))
+    chosen = choose_commit([*_commits(0, 1), unknown], [], _point(None))
+    assert chosen is None
+    _refuse_others([unknown], WriterFacts(name="q"), _point(None))
+    foreign = TableCommit(3, "another id", 0, "append", "v/q", (1, 2))
+    with pytest.raises(ConfigurationError, match="another writer has made commit 3"):
+        _refuse_others([foreign], WriterFacts(name="q"), _point(None))
+
+
 def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
     """One to the beginning deletes all rows, and can be followed by another."""
     for _ in range(2):
@@ -143,16 +155,20 @@ def test_a_rollback_is_not_taken_for_another_writer(table: WriterFacts) -> None:
 
 def test_a_table_notes_the_launch_in_each_commit(table: WriterFacts) -> None:
     """By an option of the writer; a note of the script's own stays."""
-    assert build_commit_marks(table, 2, 7) == {"userMetadata": "tidegate.launch=t2-000007"}
+    assert build_commit_marks(table, "u/q", 2, 7) == {
+        "userMetadata": "tidegate.launch=u/q t2-000007"
+    }
     info = DeltaTable(table.path or "").history(1)[0]
-    marked = info | {"userMetadata": "tidegate.launch=t2-000007"}
+    marked = info | {"userMetadata": "tidegate.launch=u/q t2-000007"}
     assert _read_version(marked).launch == (2, 7)
     assert _read_version(info | {"userMetadata": "mine"}).launch is None
     table.note_options(userMetadata="mine")
-    assert build_commit_marks(table, 2, 7) == {}
+    assert build_commit_marks(table, "u/q", 2, 7) == {}
     iceberg = WriterFacts(name="q", format="iceberg", path="t")
-    assert build_commit_marks(iceberg, 2, 7) == {"snapshot-property.tidegate.launch": "t2-000007"}
-    assert build_commit_marks(WriterFacts(name="q", format="kafka"), 2, 7) == {}
+    assert build_commit_marks(iceberg, "u/q", 2, 7) == {
+        "snapshot-property.tidegate.launch": "u/q t2-000007"
+    }
+    assert build_commit_marks(WriterFacts(name="q", format="kafka"), "u/q", 2, 7) == {}
 
 
 def test_iceberg_snapshots_are_read_with_their_writer() -> None:
@@ -165,7 +181,7 @@ def test_iceberg_snapshots_are_read_with_their_writer() -> None:
         return _read_snapshot(snapshot)
 
     note = {"spark.sql.streaming.queryId": "q", "spark.sql.streaming.epochId": "3"}
-    own = read(**note, **{"tidegate.launch": "t2-000007"})
+    own = read(**note, **{"tidegate.launch": "u/q t2-000007"})
     assert (own.query, own.batch, own.operation, own.launch) == ("q", 3, "delete", (2, 7))
     assert read(**note).launch is None
     assert read().operation == "delete"

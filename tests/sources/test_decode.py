@@ -294,6 +294,15 @@ def test_a_local_time_is_the_earlier_instant_or_none(tmp_path: Path, form: str) 
     assert found == [1_729_989_000, skipped, 1_711_848_600, 1_717_192_800]
 
 
+def test_the_text_of_a_bad_csv_row_is_read_as_the_same_row(tmp_path: Path) -> None:
+    """With its quotes: a value may hold a delimiter, a quote or the end of a line."""
+    lines = ['soon,"Miller, Sons",1', 'soon,"5"" disk",2', 'soon,"two\nlines",3', "soon,NA,4"]
+    text = "at,item,amount\n" + "\n".join(lines)
+    seen, *_ = view({"1.csv": text.encode()}, tmp_path, format="csv", parse={"null": "NA"})
+    decoded = pq.read_table(pa.BufferReader(seen.get("inbox/a/1.csv").data))
+    assert decoded["_text"].to_pylist() == lines
+
+
 def test_csv_text_behind_a_closing_quote_costs_its_row(tmp_path: Path) -> None:
     """A backslash does not quote a quote, and no quote moves without a word."""
     at = "2026-03-01T00:00:00Z"

@@ -1,7 +1,8 @@
 """Proves that DuckDB and Spark SQL compute the row rules alike: `python -m tests.spark.engine_agreement`.
 
 Every aggregate that `jobs.rules.aggregates` calls native, over every type it names, and every
-condition of `jobs.rules.row_conditions`, on values on which engines like to differ.
+condition of `jobs.rules.row_conditions`, on values on which engines like to differ; and every cast
+of a column that `is_cast_proven` names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tests.spark.agreement import same
+from tests.spark.cast_agreement import prove_casts
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.rules import row_conditions
 from tidegate.jobs.rules.aggregates import Aggregation, explain_spark_aggregate
@@ -270,7 +272,9 @@ def prove(session: SparkSession) -> tuple[str, list[str]]:
     proven, left, wrong = prove_aggregates(session)
     conditions, more = prove_conditions(session)
     expressions, others, found = prove_expressions(session)
-    proven, left, wrong = proven | conditions | expressions, left | others, [*wrong, *more, *found]
+    casts, lossy, differ = prove_casts(session)
+    proven, left = proven | conditions | expressions | casts, left | others | lossy
+    wrong = [*wrong, *more, *found, *differ]
     line = f"{len(proven)} functions proven, {len(left)} on Spark SQL, {len(wrong)} differ"
     return line, wrong
 

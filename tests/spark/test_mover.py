@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, spec_of, table_of
+from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
@@ -205,41 +205,14 @@ def test_a_value_that_does_not_fit_is_a_dead_letter(session: SparkSession, tmp_p
     """What a cast would cut, round or trim is a bad value for both movers, and so is what has no
     meaning in that type.
     """
-    numbers = [1.0, 1.5, -2.0, 3e9, 2.0**60, 0.1, 0.125, float("nan"), float("inf")]
-    given: list[tuple[Any, list[Any]]] = [
-        (pa.float64(), numbers),
-        (pa.int64(), [1, 2**24 + 1, 2**53 + 1, 2**53 + 2, 2**31, -(2**40)]),
-        (pa.decimal128(12, 2), [Decimal("1.00"), Decimal("1.50"), Decimal("123456789.25")]),
-        (
-            pa.string(),
-            ["1", "1.5", " 2 ", "+3", "1d", "true", "yes", "2020-01-02", "2020-1-2", "1e3", ""],
-        ),
-        (pa.bool_(), [True, False]),
-        (pa.date32(), [date(2020, 1, 2)]),
-        (TIMESTAMP, [datetime(2020, 1, 2, 3, 4, tzinfo=UTC)]),
-    ]
-    targets = {
-        "string": "s",
-        "boolean": "b",
-        "int": "i",
-        "long": "l",
-        "float": "f",
-        "double": "d",
-        "date": "y",
-        "binary": "x",
-    }
-    targets |= {"decimal(6,2)": "m", "decimal(20,4)": "n"}
-    schema = {"t": "timestamp", **{name: kind for kind, name in targets.items()}}
-    source = {"lag": "0", "schema": schema}
+    source = {"lag": "0", "schema": ODD_SCHEMA}
     pair = Pair(spec_of({"a": source}, release={"mode": "pass_through"}), session, tmp_path)
-    for kind, values in given:
-        for name in targets.values():
-            times = pa.array([SECOND] * len(values), pa.int64()).cast(TIMESTAMP)
-            pair.put("a", pa.table({"t": times, name: pa.array(values, kind)}))
+    for _, _, rows in list_odd_objects():
+        pair.put("a", rows)
     spark, reference = pair.run(0)
     assert spark.counters == reference.counters
-    assert spark.counters.released == 145
-    assert spark.counters.dead_lettered == 185
+    assert spark.counters.released == 156
+    assert spark.counters.dead_lettered == 208
 
 
 def test_rows_before_a_tardy_barrier_leave_in_order_and_flagged(

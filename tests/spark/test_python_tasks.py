@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
+from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
@@ -24,6 +25,7 @@ from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.column_casts import is_cast_proven
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
@@ -117,6 +119,7 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
             "on_late": draw.choice(["side_output", "drop", "reject_to_origin", "adjust"]),
             "emit": draw.choice(["close", "close", "each_epoch", "complete"]),
             "revisions": draw.choice(["accumulate", "delta"]),
+            "zero_rows": draw.random() < 0.3,
         }
         for i, shape in enumerate(shapes)
     }
@@ -140,8 +143,8 @@ def test_tasks_agree_with_the_oracle(
         "a": {"barriers": marks} if draw.random() < 0.5 else {},
         "b": {"punctuation": punctuation} if draw.random() < 0.5 else {"max_jump": "30s"},
     }
-    for source in sources.values():
-        source.update(draw.choice(CONDITIONS))
+    for own in sources.values():
+        own.update(draw.choice(CONDITIONS))
     pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
     for epoch in range(5):
         for source in "ab":
@@ -171,7 +174,8 @@ def test_each_job_reports_its_tasks(
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     for source, rows in (("a", 3), ("b", 5)):
         pair.put(source, [{"t": i * SECOND, "k": "x", "v": 0.5} for i in range(rows)])
-    pair.run(0)
+    moved, _ = pair.run(0)
+    assert [ref.extra["division"] for ref in moved.segments] == [cut_division.DIVISION]
     (job,) = seen
     assert (job["event"], job["job"], job["slot"]) == ("tasks_finished", "read", 1)
     assert [(t["task"], t["rows"]) for t in job["tasks"]] == [(0, 3), (1, 5)]
@@ -291,6 +295,27 @@ def test_dead_rows_are_letters_or_refused(
         "_timeline": 0,
         "_epoch": 1,
     }
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_values_are_cast_and_judged_by_tasks(session: SparkSession, tmp_path: Path) -> None:
+    """What does not fit is a dead letter, wherever DuckDB is proven to cast as Spark SQL does."""
+    aggregates = {f"high_{name}": f"max({name})" for name in ("s", "i", "l", "y", "m", "w")}
+    window = {**WINDOW, "keys": [], "aggregates": {"rows": "count(*)", **aggregates}}
+    source = {"schema": ODD_SCHEMA, "lag": "0"}
+    pair = Pair(spec_with({"w": window}, {"a": source}), session, tmp_path)
+    proven = [
+        rows
+        for kind, name, rows in list_odd_objects()
+        if is_cast_proven(str(kind), ODD_SCHEMA[name], None)
+    ]
+    for rows in proven:
+        pair.put("a", rows)
+    moved, _ = pair.run(0)
+    assert moved.counters.dead_lettered > 100
+    pair.run(SECOND, done=True)
+    (result,) = pair.table("w")
+    assert result["rows"] == sum(map(len, proven)) - moved.counters.dead_lettered
 
 
 @pytest.mark.usefixtures("only_tasks")

@@ -5,6 +5,7 @@ Which ones, and what happens when they cannot be read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows.slice_reading import CutPart, unreadable_objects_error
 from tidegate.jobs.sources.kafka_source import KafkaSource
-from tidegate.jobs.spark.cut_reader import CutFrame
+from tidegate.jobs.spark.cut_reader import CutFrame, count_bytes
 from tidegate.jobs.spark.cut_survey import (
     NATIVE_CELLS,
     MemberScans,
@@ -149,3 +150,19 @@ def test_nested_columns_that_nothing_names_need_no_jvm(tmp_path: Path) -> None:
     assert found.rows.select(["t", "n"]).equals(
         rows.select(["at", "n"]).rename_columns(["t", "n"])[:1]
     )
+
+
+def test_rows_are_bounded_by_their_bytes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few large values need as much memory as many small ones; a part of an object counts less."""
+    rows = pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "k": ["x" * 5_000] * 2})
+    schema = {"t": "timestamp", "k": "string"}
+    found = survey_object(tmp_path, rows, schema=schema)
+    assert found.rows is not None
+    whole = found.staged.parts
+    assert 5_000 < count_bytes(whole) < 20_000
+    assert count_bytes([replace(whole[0], row_end=1)]) == count_bytes(whole) // 2
+    monkeypatch.setattr("tidegate.jobs.spark.cut_survey.NATIVE_BYTES", 5_000)
+    found = survey_object(tmp_path, rows, schema=schema)
+    assert (found.rows, found.survey.members[0].rows) == (None, 2)

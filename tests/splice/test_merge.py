@@ -602,3 +602,13 @@ def test_keys_that_look_alike_as_texts_are_told_apart(kind: str) -> None:
         targets = [WindowBounds(key, 0, 10 * SECOND) for key in keys]
         found = recompute_results(db, spec.windows["w"], "accepted", targets, schema)
     assert [one["n"] for one in found] == [2, 1, 1, 1]
+
+
+def test_a_correction_means_what_a_text_in_an_object_means() -> None:
+    """A value that does not fit is refused, not rounded; a whole number of a file may be a double."""
+    spec = spec_of()
+    (row,) = cast_rows(spec, [{"t": 5, "v": 2.0, "_seq": 1}]).to_pylist()
+    assert row["v"] == 2
+    for value in ("1.5", 1.5, "2e3", "0x10"):
+        with pytest.raises(ConfigurationError, match=f"{value} is no long"):
+            cast_rows(spec, [{"t": 5, "v": value, "_seq": 1}])

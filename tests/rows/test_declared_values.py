@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.rows.odd_columns import text_of
-from tidegate.jobs.rows.physical_values import convert_rows
+from tidegate.jobs.rules.declared_values import convert_rows
 
 _MS = pa.timestamp("ms", "UTC")
 _US = pa.timestamp("us", "UTC")

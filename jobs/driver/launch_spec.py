@@ -1,0 +1,147 @@
+"""Which spec a driver runs: the deployed copy, or the file before there is one."""
+
+import atexit
+import shutil
+import tempfile
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from tidegate.checkpoints.checkpoint_specs import plan_against_log
+from tidegate.checkpoints.deployed_specs import (
+    Deploy,
+    DeployedDocument,
+    SpecCopy,
+    compare_with_copy,
+    fill_secrets,
+    make_copy,
+    read_copy,
+    read_deployed,
+    start_deploy,
+)
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
+from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
+from tidegate.jobs.spec.spec_plan import PlanExit
+from tidegate.jobs.spec.user_code import allow_imports, collect_code, find_code_folder, write_code
+
+from .deploy_turn import DeployTurn
+
+_log = structlog.get_logger("tidegate.driver")
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What a driver runs.
+
+    Attributes:
+        spec: the pipeline or job.
+        folder: where its code lies.
+        turn: the driver's part in a deploy.
+    """
+
+    spec: SupervisedSpec
+    folder: Path
+    turn: DeployTurn
+
+    @property
+    def script(self) -> Path:
+        """The script of a job."""
+        assert isinstance(self.spec, JobSpec)  # noqa: S101 - pipelines have none
+        return self.folder / Path(self.spec.app).name
+
+
+def load_launch_spec(path: Path, store_url: str) -> LaunchSpec:
+    """Return what a driver runs that a supervisor has started with this file.
+
+    Modules of its code can be imported from then on, here and in Spark's tasks.
+
+    Raises:
+        ConfigurationError: nothing is deployed, and the file is wrong.
+        TransientError: the store did not answer for ten minutes.
+        PoisonError: the deployed copy cannot be read.
+    """
+    # Imported here, because `pipeline_run` needs this room's other modules first.
+    from .pipeline_run import make_startup_retry
+
+    retry = make_startup_retry(read_spec_name(path), threading.Event())
+    with closing(retry(open_store, store_url)) as store:
+        found: LaunchSpec = retry(choose_launch_spec, path, store)
+    if found.turn.copy.code and not isinstance(found.spec, JobSpec):
+        allow_imports(found.folder)
+    return found
+
+
+def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
+    """As `load_launch_spec`, with an open store and without a retry."""
+    file, mistake = None, None
+    code: dict[str, str] = {}
+    try:
+        file = load_any_spec(path)
+        code = collect_code(file, path)
+    except ConfigurationError as error:
+        mistake = error
+    name = read_spec_name(path) if file is None else file.name
+    deployed = read_deployed(store, name)
+    if file is not None:
+        deployed = _deploy_automatically(store, file, code, deployed)
+    if deployed.wanted is None:
+        if file is None:
+            raise mistake or ConfigurationError(f"no spec in {path}", code="spec.unreadable")
+        return make_file_launch(file, path, who="driver", why="first launch")
+    copy = read_copy(store, name, deployed.wanted.digest)
+    if mistake is not None:
+        _log.warning("file_not_read", pipeline=name, error=mistake.message)
+    elif file is not None and (found := compare_with_copy(copy, file, code)):
+        _log.warning("file_differs", pipeline=name, changes=[str(one) for one in found])
+    spec = fill_secrets(copy, file)
+    is_unchanged = file is not None and code == copy.code
+    folder = find_code_folder(spec, path) if is_unchanged else _extract_code(copy)
+    return LaunchSpec(spec, folder, DeployTurn(name, copy, deployed.wanted))
+
+
+def make_file_launch(
+    spec: SupervisedSpec, path: Path, *, who: str, why: str, replaces: bool = False
+) -> LaunchSpec:
+    """Return a launch of a file, which is deployed by its first round."""
+    copy = make_copy(spec, collect_code(spec, path))
+    deploy = Deploy(digest=copy.digest, who=who, why=why, at=SYSTEM_CLOCK.wall_ticks())
+    turn = DeployTurn(spec.name, copy, deploy, replaces)
+    return LaunchSpec(spec, find_code_folder(spec, path), turn)
+
+
+def _deploy_automatically(
+    store: Store, file: SupervisedSpec, code: dict[str, str], deployed: DeployedDocument
+) -> DeployedDocument:
+    """Deploy a file that says so, if it differs from the copy and its plan refuses nothing."""
+    wanted, copy = deployed.wanted, make_copy(file, code)
+    failed = deployed.failed.deploy.digest if deployed.failed else None
+    if (
+        file.supervision.deploy != "auto"
+        or wanted is None
+        or copy.digest in (failed, wanted.digest)
+    ):
+        return deployed
+    if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
+        return deployed
+    if not isinstance(file, JobSpec):
+        plan = plan_against_log(SlotLog(store, file.name), file)
+        if plan.exit_code is PlanExit.REFUSED:
+            _log.warning("not_deployed", pipeline=file.name, changes=[r.what for r in plan.rows])
+            return deployed
+    return start_deploy(store, file.name, copy, who="the spec", why="supervision.deploy: auto")
+
+
+def _extract_code(copy: SpecCopy) -> Path:
+    """Write the code of a copy into a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_code(copy.code, folder)
+    return folder

@@ -1,0 +1,183 @@
+"""Which spec a driver runs, and how a deploy is confirmed or goes back, with real short runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.checkpoints.deployed_specs import (
+    DeployedDocument,
+    make_copy,
+    read_deployed,
+    start_deploy,
+)
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import ConfigurationError, FencedError, TransientError
+from tidegate.jobs.driver.launch_spec import LaunchSpec, choose_launch_spec, make_file_launch
+from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import load_any_spec, load_spec
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+SPEC = """\
+apiVersion: tidegate/v1
+name: p
+sources: {a: {path: in, schema: {t: timestamp, v: double}, event_time: t, lag: 1s}}
+"""
+NEW = SPEC.replace("1s", "2s")
+ROWS = '{"t": "2026-01-01T00:00:00Z", "v": 1.0}\n'
+
+
+class Place:
+    """A store, a spec file beside it, and drivers that run as a supervisor starts them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.file = LocalStore(folder / "store"), folder / "p.yaml"
+        self.file.write_text(SPEC)
+        self.store.put("in/1.json", ROWS.encode())
+
+    def choose(self) -> LaunchSpec:
+        """What a driver would run now."""
+        return choose_launch_spec(self.file, self.store)
+
+    def run(self, launch: LaunchSpec | None = None) -> LaunchSpec:
+        """Run a driver until its source is read to its end."""
+        launch = launch or self.choose()
+        options = RunOptions(self.store.url, ends_input=True, deploy=launch.turn)
+        assert isinstance(launch.spec, PipelineSpec)
+        run_until_end(launch.spec, options)
+        return launch
+
+    def deploy(self, text: str) -> None:
+        """Ask for a deploy of a changed file."""
+        self.file.write_text(text)
+        copy = make_copy(load_any_spec(self.file), {})
+        start_deploy(self.store, "p", copy, who="olga", why="more lag")
+
+    @property
+    def deployed(self) -> DeployedDocument:
+        """What is deployed."""
+        return read_deployed(self.store, "p")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def lag_of(launch: LaunchSpec) -> int | None:
+    """The lag of the source, in seconds."""
+    assert isinstance(launch.spec, PipelineSpec)
+    lag = launch.spec.sources["a"].lag
+    return None if lag is None else lag // 1_000_000
+
+
+def test_a_crash_does_not_deploy(place: Place) -> None:
+    """Later drivers run the sealed copy, whatever lies on the disk, or if nothing valid does."""
+    place.run()
+    current = place.deployed.current
+    assert current is not None
+    assert current.who == "driver"
+    place.file.write_text(NEW)
+    assert lag_of(place.run()) == 1
+    place.file.write_text("name: p\nsources: [")
+    assert lag_of(place.choose()) == 1
+    place.file.unlink()
+    assert lag_of(place.choose()) == 1
+    assert place.deployed.current == current
+
+
+def test_before_the_first_round_the_file_counts(place: Place) -> None:
+    """A first launch that fails is corrected in the file; a mistake in it is reported."""
+    place.file.write_text("name: p\nsources: [")
+    with pytest.raises(ConfigurationError, match="not valid YAML"):
+        place.choose()
+    place.file.write_text(NEW)
+    assert lag_of(place.choose()) == 2
+    assert place.deployed.wanted is None
+
+
+def test_a_deploy_is_confirmed_by_a_round(place: Place) -> None:
+    """Then it is what drivers run; its copy is the file, so nothing differs."""
+    place.run()
+    place.deploy(NEW)
+    assert place.deployed.trying is not None
+    assert lag_of(place.run()) == 2
+    found = place.deployed
+    assert (found.trying, found.attempts) == (None, 0)
+    assert found.current is not None
+    assert (found.current.who, found.current.why) == ("olga", "more lag")
+
+
+def test_a_deploy_that_does_not_fit_goes_back(place: Place) -> None:
+    """The driver ends with an error that passes; the next one runs the spec before."""
+    place.run()
+    place.deploy(SPEC.replace("v: double", "v: string"))
+    with pytest.raises(TransientError, match="the deploy of p by olga failed") as failed:
+        place.run()
+    assert failed.value.code == "deploy.failed"
+    assert place.deployed.failed is not None
+    assert place.deployed.failed.code == "spec.does_not_fit"
+    assert lag_of(place.run()) == 1
+    assert place.deployed.failed is not None
+
+
+def test_a_driver_that_waited_with_an_older_copy_ends(place: Place) -> None:
+    """A standby that was started before a deploy gives its turn to the next process."""
+    place.run()
+    waiting = place.choose()
+    place.deploy(NEW)
+    with pytest.raises(FencedError, match="another spec of p is deployed"):
+        place.run(waiting)
+    assert lag_of(place.run()) == 2
+
+
+def test_a_person_runs_and_deploys_a_file(place: Place) -> None:
+    """Whatever is deployed; a run that does not begin deploys nothing."""
+    place.run()
+    other = place.file.with_name("other.yaml")
+    other.write_text(SPEC.replace("v: double", "v: string"))
+    for text, fits in ((other.read_text(), False), (NEW, True)):
+        other.write_text(text)
+        launch = make_file_launch(load_spec(other), other, who="bob", why="run", replaces=True)
+        if fits:
+            place.run(launch)
+        else:
+            with pytest.raises(ConfigurationError, match="does not fit"):
+                place.run(launch)
+    assert lag_of(place.choose()) == 2
+    assert place.deployed.current is not None
+    assert place.deployed.current.who == "bob"
+
+
+def test_a_spec_may_deploy_itself(place: Place) -> None:
+    """With `deploy: auto`, if the plan refuses nothing; what has failed is not tried again."""
+    auto = "supervision: {deploy: auto}\n"
+    place.run()
+    place.file.write_text(SPEC.replace("v: double", "v: string") + auto)
+    assert lag_of(place.choose()) == 1
+    assert place.deployed.trying is None
+    place.file.write_text(NEW + auto)
+    assert lag_of(place.run()) == 2
+    assert place.deployed.current is not None
+    assert place.deployed.current.who == "the spec"
+    assert place.choose().turn.deploy == place.deployed.current
+
+
+def test_a_job_runs_its_sealed_script(place: Place) -> None:
+    """A script that was edited waits too; the sealed one is unpacked for the driver."""
+    file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
+    file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
+    script.write_text("import helper\n")
+    script.with_name("helper.py").write_text("x = 1\n")
+    first = choose_launch_spec(file, place.store)
+    assert first.script == script
+    first.turn.begin(place.store)
+    first.turn.confirm(place.store)
+    assert choose_launch_spec(file, place.store).script == script
+    script.with_name("helper.py").write_text("x = 2\n")
+    later = choose_launch_spec(file, place.store)
+    assert isinstance(later.spec, JobSpec)
+    assert later.script.read_text() == "import helper\n"
+    assert later.script.with_name("helper.py").read_text() == "x = 1\n"

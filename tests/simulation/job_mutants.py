@@ -1,0 +1,161 @@
+"""Bugs that the simulation of jobs must find: each lets a job end without evidence, or a sink part
+from its query.
+
+The faults are those of docs/track-record.md; where the product has changed since, the bug takes the
+repair out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from unittest.mock import patch
+
+import structlog
+from tests.simulation.job_world import JobWorld, ViolationError, run_world
+from tests.simulation.planting import Mutant, Patches, reword
+
+from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
+from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
+from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer
+from tidegate.jobs.sealed_queries.seal_loop import SealLoop
+
+
+def _end_without_evidence() -> Patches:
+    """The script has ended, so the job has."""
+    names = ("require_ends", "require_no_failure")
+    return [patch.object(SealLoop, name, lambda _loop: None) for name in names]
+
+
+def _overlook_failures() -> Patches:
+    """Queries are not asked for their errors."""
+    return [reword(SealLoop, "require_no_failure", "started.exception()", "None")]
+
+
+def _forget_debts() -> Patches:
+    """Only the last batches of timelines that were left tell which queries have lived."""
+    return [
+        patch.object(sink_restore, "_read_debts", lambda _fork: []),
+        reword(sink_restore, "list_query_ids", " and not fork.sinks", ""),
+        patch.object(job_run, "list_query_ids", lambda *given: sink_restore.list_query_ids(*given)),
+    ]
+
+
+def _leave_logs() -> Patches:
+    """The log of a file sink stays as a later batch has left it."""
+    return [
+        patch.object(sink_restore, "_replace_log", lambda _live, _sealed: None),
+        patch.object(job_run, "refuse_sink_ahead", lambda *_: None),
+    ]
+
+
+def _leave_functions() -> Patches:
+    """Functions of the script are not called."""
+    return [reword(sink_restore, "restore_sink", "callback(query, batch)", "pass"), *_renew_names()]
+
+
+def _leave_tables() -> Patches:
+    """Tables are not rolled back."""
+    return [patch.object(sink_restore, "roll_back_table", lambda _facts, _point: None)]
+
+
+def _renew_names() -> Patches:
+    return [patch.object(job_run, "restore_sink", lambda *given: sink_restore.restore_sink(*given))]
+
+
+def _go_by_batch_numbers() -> Patches:
+    """The timeline of a commit is not looked at."""
+    instead = "if False:"
+    return [reword(sink_restore.SealedPoint, "is_kept", "if commit.launch is not None:", instead)]
+
+
+def _publish_before_sinks() -> Patches:
+    """The checkpoint is whole before the sink is brought back: a kill between leaves it ahead."""
+    text = "restore_sink(facts, sealed, point, rewind)"
+    early = "restored = restored and location.publish_query(name, restored)"
+    return [reword(job_run.JobSession, "_start_query", text, f"{early}; {text}")]
+
+
+def _go_on_anywhere() -> Patches:
+    """A launch goes on in the folder of the one before, whoever held the lease in between."""
+    text = "(last.token, last.timeline) == (token - 1, head.timeline)"
+    renewed = patch.object(
+        job_run, "open_location", lambda *given: job_location.open_location(*given)
+    )
+    return [reword(job_location, "open_location", text, "last.token"), renewed]
+
+
+def _share_pack_keys() -> Patches:
+    """The next batch stores its pack under the key of that of a batch that was given up."""
+    return [reword(QueryObjects, "store_files", "pack-{batch}.tar", "pack.tar")]
+
+
+def _renew_attempts() -> Patches:
+    """A batch that is given up has an attempt of its own, whose objects retention deletes."""
+    text = "query.sealed = batch"
+    instead = f"{text}; self._attempt = generate_attempt_id()"
+    return [reword(BatchSealer, "seal", text, instead)]
+
+
+def _outlive_python() -> Patches:
+    """Nothing ends a JVM whose Python is suspended, and no one looks at what it has written."""
+    return [
+        patch.object(JobWorld, "end_jvm_of_frozen", lambda _world, _driver: None),
+        patch.object(SealLoop, "_require_own_sink", lambda *_: None),
+    ]
+
+
+JOB_MUTANTS = [
+    Mutant("finished_without_evidence", _end_without_evidence, fault="jobs-F1"),
+    Mutant("finished_after_a_failure", _overlook_failures, fault="jobs-F2"),
+    Mutant("debts_forgotten", _forget_debts, fault="core-C3"),
+    Mutant("logs_left", _leave_logs, fault="jobs-F3"),
+    Mutant("functions_left", _leave_functions),
+    Mutant("tables_left", _leave_tables),
+    Mutant("numbers_decide", _go_by_batch_numbers, fault="core-C19"),
+    Mutant("published_early", _publish_before_sinks),
+    Mutant("any_folder", _go_on_anywhere),
+    Mutant("pack_key_shared", _share_pack_keys, fault="core-C2"),
+    Mutant("attempt_renewed", _renew_attempts),
+    Mutant("jvm_outlives_python", _outlive_python, fault="jobs-F4"),
+]
+
+
+def hunt_in_jobs(mutant: Mutant, worlds: int) -> int | None:
+    """Return the first seed whose history shows a planted bug; None if none of them does."""
+    patches = mutant.make()
+    for one in patches:
+        one.start()
+    try:
+        for seed in range(worlds):
+            try:
+                run_world(seed)
+            except ViolationError:
+                return seed
+    finally:
+        for one in reversed(patches):
+            one.stop()
+    return None
+
+
+def main() -> int:
+    """``make jobs-soak``: run histories, then hunt each planted bug; return 1 if one is missed."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--worlds", type=int, default=200)
+    worlds = parser.parse_args().worlds
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    for seed in range(worlds):
+        run_world(seed)
+    missed = 0
+    for mutant in JOB_MUTANTS:
+        seed_found = hunt_in_jobs(mutant, worlds)
+        missed += seed_found is None
+        found = "missed" if seed_found is None else f"found by seed {seed_found}"
+        sys.stdout.write(f"{mutant.name:28} {found}\n")
+    total = len(JOB_MUTANTS)
+    sys.stdout.write(f"{worlds} histories, 0 violations; {total} planted bugs, {missed} missed\n")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
