@@ -171,7 +171,8 @@ def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
 
     if explain_other_rows(pipeline) is None:
         tasks = "DuckDB, in Spark's Python tasks"
-        return dict.fromkeys(["late rows", *(f"window {w}" for w in pipeline.windows)], tasks)
+        moved = "released and late rows" if pipeline.outputs.events else "late rows"
+        return dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
     rows = explain_spark_rows(pipeline)
     own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
     reasons = {f"where, select and rules of {n}": rows for n in own}

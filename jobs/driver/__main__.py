@@ -11,14 +11,14 @@ from typing import Annotated
 
 import typer
 
-from tidegate.errors import exit_on_error
 from tidegate.jobs.spec.errors import SPEC_IS_JOB
 from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import read_spec_name
 
 from .epoch_loop import EndConditions
 from .launch_spec import load_launch_spec
 from .log_output import configure_logs, ship_log
-from .pipeline_run import RunOptions, run_pipeline
+from .pipeline_run import RunOptions, exit_on_error, run_pipeline
 
 SpecArgument = Annotated[Path, typer.Argument(help="the YAML file of the pipeline or job")]
 StoreOption = Annotated[
@@ -49,7 +49,7 @@ def drive_pipeline(
 ) -> None:
     """Drive one pipeline until it is stopped or finished."""
     configure_logs(json=True)
-    with exit_on_error():
+    with exit_on_error(read_spec_name(spec)):
         launch = load_launch_spec(spec, store)
         pipeline = launch.spec
         if isinstance(pipeline, JobSpec):

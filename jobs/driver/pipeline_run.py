@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -137,9 +138,22 @@ def run_to_exit_code(name: str, run: Callable[[], object]) -> int:
     try:
         run()
     except TidegateError as error:
-        _log.error("ended", **{**error.as_dict(), "pipeline": name})
-        return error.failure_class.exit_code
+        return _log_end(name, error)
     return 0
+
+
+@contextlib.contextmanager
+def exit_on_error(name: str) -> Iterator[None]:
+    """Log an error of the block, and end the process with its class's exit code."""
+    try:
+        yield
+    except TidegateError as error:
+        sys.exit(_log_end(name, error))
+
+
+def _log_end(name: str, error: TidegateError) -> int:
+    _log.error("ended", **{**error.as_dict(), "pipeline": name})
+    return error.failure_class.exit_code
 
 
 @contextlib.contextmanager

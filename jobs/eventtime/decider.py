@@ -300,7 +300,7 @@ class _EpochDecider:
             return TICK_MIN
         self.recorded.append({"kind": "residence_expired", "section": section, "time": overdue})
         self.world.order.expire_up_to(ReleaseMark(section, overdue))
-        return min(overdue + _uses_exact_order(self.spec), self._least_frontier_at_barriers())
+        return min(overdue + uses_exact_order(self.spec), self._least_frontier_at_barriers())
 
     def _least_awaited_frontier(self) -> int | None:
         """Least frontier of the members F waits for that had rows left.
@@ -427,13 +427,9 @@ class _EpochDecider:
         mode, before = self.spec.release.mode, self.before
         if mode is ReleaseMode.PASS_THROUGH:
             return None, False
-        if mode is ReleaseMode.ORDERED and _uses_exact_order(self.spec):
+        if mode is ReleaseMode.ORDERED and uses_exact_order(self.spec):
             return self.survey.released_max, False
-        time = max(
-            before.frontier,
-            before.reach.time if before.reach.section == before.section else TICK_MIN,
-        )
-        return (ReleaseMark(before.section, time) if time > TICK_MIN else None), True
+        return _find_reached_mark(before.frontier, before.section, before.reach), True
 
     def _has_changed(
         self, release_before: ReleaseMark, release_after: ReleaseMark, after: JsonObject
@@ -449,12 +445,27 @@ class _EpochDecider:
         return stepped and find_next_timer(self.spec, after) is not None
 
 
-def _uses_exact_order(spec: PipelineSpec) -> bool:
+def uses_exact_order(spec: PipelineSpec) -> bool:
     """Lag 0 and an inclusive frontier everywhere.
 
     The order compares with what was released (section 3.3).
     """
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
+
+
+def find_late_mark(spec: PipelineSpec, world: DeciderState) -> ReleaseMark | None:
+    """The mark below which rows of the next epoch are late for the events output.
+
+    None if no row is. It is known before the epoch unless `uses_exact_order`.
+    """
+    if spec.release.mode is ReleaseMode.PASS_THROUGH:
+        return None
+    return _find_reached_mark(world.output.value, world.barriers.section, world.order.reach)
+
+
+def _find_reached_mark(frontier: int, section: int, reach: ReleaseMark) -> ReleaseMark | None:
+    time = max(frontier, reach.time if reach.section == section else TICK_MIN)
+    return ReleaseMark(section, time) if time > TICK_MIN else None
 
 
 def _sort_by_import(spec: PipelineSpec) -> list[str]:

@@ -1,13 +1,17 @@
 """Files of an attempt: written on the local disk, then uploaded and described."""
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import Store
 from tidegate.json_types import JsonObject
 
@@ -47,6 +51,35 @@ def store_file(
         kind=kind,
         extra=extra,
     )
+
+
+def store_task_rows(
+    url: str, rows: pa.Table, stem: str, kind: str, time: str | None, extra: JsonObject
+) -> FileRef:
+    """Write the rows of a task as a file under a random name, and describe it.
+
+    A task that runs twice writes two files; only one of them is named by the manifest.
+
+    Args:
+        url: address of the pipeline's store.
+        rows: at least one.
+        stem: how its key begins.
+        kind: what it holds.
+        time: as in `store_file`.
+        extra: fields of the reference.
+    """
+    key = f"{stem}-{uuid4().hex[:12]}.parquet"
+    with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
+        path = Path(folder) / "rows.parquet"
+        write_parquet_file(rows, path)
+        return store_file(open_task_store(url), path, key, kind, time, extra)
+
+
+@cache
+def open_task_store(url: str) -> Store:
+    """The store at an address, one for this process; its keys come from the environment."""
+    # The address of a folder is not quoted.
+    return open_store(url.removeprefix("file://"))
 
 
 def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:

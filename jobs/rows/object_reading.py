@@ -6,7 +6,6 @@ Objects that are not read in place (`needs_decoding`) are decoded here, each tim
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ import pyarrow as pa
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
-from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import Store, StoredObject
+from tidegate.checkpoints.store import StoredObject
 from tidegate.errors import TidegateError
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
 from tidegate.jobs.sources.object_inspection import InspectedObject, describe_encoded_object
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject
 
+from .attempt_files import open_task_store
 from .cut_division import group_by_size
 from .slice_reading import PLANNED, CutPart, unreadable_objects_error
 
@@ -136,10 +135,3 @@ def _locate_object(uri: str) -> tuple[S3Store, str]:
     store = open_task_store(f"s3://{bucket}")
     assert isinstance(store, S3Store)  # noqa: S101 - by its address
     return store, key
-
-
-@cache
-def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment."""
-    # The address of a folder is not quoted.
-    return open_store(url.removeprefix("file://"))

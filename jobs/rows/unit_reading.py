@@ -11,13 +11,10 @@ those of the answer that Spark takes are named by the manifest.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +27,8 @@ from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
-from tidegate.time_units import TICK_MIN
 
-from .attempt_files import store_file, write_parquet_file
+from .attempt_files import store_task_rows
 from .cut_division import ReadUnit
 from .dead_rows import (
     CONDITION_GROUP,
@@ -44,6 +40,7 @@ from .dead_rows import (
     show_dead_letters,
 )
 from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
+from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
     LateCounts,
     SourceCounts,
@@ -57,7 +54,7 @@ from .late_rows import (
     show_set_aside,
 )
 from .member_scan import MemberScan
-from .object_reading import make_part, open_part, open_task_store
+from .object_reading import make_part, open_part
 from .slice_reading import CutPart, select_provenance
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
 from .topic_reading import read_topic_ranges
@@ -73,6 +70,7 @@ class ReadOrder:
     Attributes:
         spec: the pipeline.
         frontier: before the epoch; rows are judged against it.
+        late_bound, events_frontier: as `JudgedRows` has them.
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
@@ -80,6 +78,8 @@ class ReadOrder:
 
     spec: PipelineSpec
     frontier: int
+    late_bound: int
+    events_frontier: int
     folders: AttemptFolders
     store: str
     most_bytes: int
@@ -111,6 +111,7 @@ class UnitAnswer:
         missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
+        kept: the rows for the events; None without an events table.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
         late_refused: output -> error for its first late row under ``on_late: error``.
@@ -128,6 +129,7 @@ class UnitAnswer:
     missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
+    kept: KeptSummary | None = None
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
     late_counts: SourceCounts = field(default_factory=Counter)
@@ -155,22 +157,32 @@ class TaskReport:
         return cls(os.getpid(), os.getppid(), time.process_time() - begun)
 
 
-def read_unit(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, TaskReport]:
+@dataclass(frozen=True)
+class UnitReading:
+    """What came of a unit: `kept` are the rows for the events, None if there are none."""
+
+    answer: UnitAnswer
+    report: TaskReport
+    kept: pa.Table | None
+
+
+def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
     """Read a unit, and report what it cost."""
     begun = time.process_time()
-    answer = UnitAnswer(unit.number)
+    answer, kept = UnitAnswer(unit.number), None
     try:
-        _fill_answer(answer, order, unit)
+        kept = _fill_answer(answer, order, unit)
     except CorruptObjectsError as error:
         answer.corrupt = error.keys
     except TidegateError as error:
         answer.error = error
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
-    return answer, TaskReport.measure_since(begun)
+    return UnitReading(answer, TaskReport.measure_since(begun), kept)
 
 
-def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
+def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
+    """Read, judge and fold the rows; return those that are kept for the events."""
     ranges = read_topic_ranges(order.spec, unit.cut)
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
@@ -189,7 +201,7 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         answer.slices.append(_describe_slice(index, found))
         if not has_safe_times(found.survey.min_time, found.survey.max_time):
             answer.left = "times outside the years 1000 to 9999"
-            return
+            return None
         barrier = found.survey.barrier
         is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
         tables.append(keep_data_rows(rows))
@@ -197,12 +209,18 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> None:
         refused = find_refused_row(order.spec, parts, place, found.survey, judged[-1])
         answer.dead_refused = answer.dead_refused or refused
     # A slice that ends behind its first barrier row is planned and read again.
-    if is_whole and answer.dead_refused is None:
-        rows = pa.concat_tables(tables, promote_options="default")
-        epoch = _judge_rows(answer, order, unit, rows)
-        _write_dead_letters(answer, order, unit, pa.concat_tables(judged), parts, epoch)
-        _write_late_rows(answer, order, epoch)
-        _fold_rows(answer, order, epoch)
+    if not is_whole or answer.dead_refused is not None:
+        return None
+    rows = pa.concat_tables(tables, promote_options="default")
+    epoch = _judge_rows(answer, order, unit, rows)
+    _write_dead_letters(answer, order, unit, pa.concat_tables(judged), parts, epoch)
+    _write_late_rows(answer, order, epoch)
+    _fold_rows(answer, order, epoch)
+    if epoch.data is None or not order.spec.outputs.events:
+        return None
+    kept = keep_event_rows(epoch, unit, rows)
+    answer.kept = summarize_kept_rows(kept)
+    return kept
 
 
 def _describe_slice(index: int, found: MemberScan) -> SliceSummary:
@@ -222,8 +240,8 @@ def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.T
         order.frontier,
         order.folders.attempt.timeline,
         order.folders.attempt.slot,
-        late_bound=TICK_MIN,  # `explain_other_rows` wants ``pass_through``
-        events_frontier=order.frontier,
+        order.late_bound,
+        order.events_frontier,
     )
 
 
@@ -238,12 +256,11 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
 
 
 def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
-    found = {name: find_late_rows(judged, name) for name in order.spec.windows}
-    violations = find_violations(judged)
-    for output, rows in {EVENTS: violations, **found}.items():
+    found = {name: find_late_rows(judged, name) for name in (EVENTS, *order.spec.windows)}
+    for output, rows in [(EVENTS, find_violations(judged)), *found.items()]:
         refused = find_refused_late_row(judged, rows, output)
         if refused is not None:
-            answer.late_refused[output] = refused
+            answer.late_refused.setdefault(output, refused)
     shown = (show_late_rows(judged, o, r) for o, r in found.items() if r is not None)
     frame = combine_frames(show_set_aside(judged), *shown)
     if frame is None or answer.late_refused:
@@ -284,13 +301,8 @@ def _write_table(
     answer: UnitAnswer, order: ReadOrder, table: str, rows: pa.Table, time: str | None
 ) -> tuple[FileRef, ...]:
     """Write a file of an output table; `time` as in `store_file`."""
-    name = f"part-{answer.number:05d}-{uuid4().hex[:12]}.parquet"
-    key = f"{order.folders.table_prefix(table)}{name}"
-    with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
-        path = Path(folder) / "rows.parquet"
-        write_parquet_file(rows, path)
-        store = open_task_store(order.store)
-        return (store_file(store, path, key, f"table:{table}", time, {}),)
+    stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
+    return (store_task_rows(order.store, rows, stem, f"table:{table}", time, {}),)
 
 
 def encode_table(table: pa.Table) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import typer
 
-from tidegate.errors import exit_on_error
 from tidegate.jobs.driver.__main__ import (
     EndsWhenStoppedOption,
     RecoverOption,
@@ -18,8 +17,9 @@ from tidegate.jobs.driver.__main__ import (
 from tidegate.jobs.driver.errors import OTHER_KIND
 from tidegate.jobs.driver.launch_spec import load_launch_spec
 from tidegate.jobs.driver.log_output import configure_logs, ship_log
-from tidegate.jobs.driver.pipeline_run import run_to_exit_code
+from tidegate.jobs.driver.pipeline_run import exit_on_error, run_to_exit_code
 from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import read_spec_name
 
 from .job_run import JobOptions, require_script, run_job_until_end
 
@@ -33,7 +33,7 @@ def drive_job(
 ) -> None:
     """Drive one job until it is stopped or finished."""
     configure_logs(json=True, libraries=False)
-    with exit_on_error():
+    with exit_on_error(read_spec_name(spec)):
         launch = load_launch_spec(spec, store)
         job = launch.spec
         if not isinstance(job, JobSpec):

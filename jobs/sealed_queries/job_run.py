@@ -56,7 +56,7 @@ from tidegate.jobs.spec.source_options import (
 )
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.json_types import JsonObject
-from tidegate.secret_masks import hide_values
+from tidegate.secret_masks import mask_values
 
 from .batch_sealer import BatchSealer, JobAuthor, SealedQuery
 from .checkpoint_files import find_planned_batch, find_running_batch, read_query_id
@@ -190,7 +190,7 @@ class JobSession(LeasedSession):
             resolve_environment_value(f"args.{place}", text, os.environ)
             for place, text in enumerate(spec.args)
         ]
-        hide_values({*self._conf.values(), *self._arguments} - {*spec.conf.values(), *spec.args})
+        mask_values({*self._conf.values(), *self._arguments} - {*spec.conf.values(), *spec.args})
         self._secrets = [key for key, value in self._conf.items() if value != spec.conf[key]]
         self._digest = spec.digest(options.script.read_bytes())
         super().__init__(spec, store, lease, self._digest, options.deploy)

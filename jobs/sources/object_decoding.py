@@ -266,7 +266,7 @@ def find_int96_columns(metadata: Any) -> set[str]:
 
 def _split_json_lines(data: bytes) -> list[bytes]:
     """Return the lines; empty ones are not rows and do not count."""
-    # A byte order mark stands before the first line, or before others where files were joined.
+    # A byte order mark is before the first line, or before others where files were joined.
     lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
     return [line for line in lines if line.strip()]
 
@@ -429,7 +429,7 @@ def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
 
 
 def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:
-    """Return texts as they stand in CSV, so that the line can be read again."""
+    """Return texts as CSV writes them, so that the line can be read again."""
     quote, delimiter = spec.parse.quote, re.escape(spec.parse.delimiter)
     is_quoted = pa.compute.match_substring_regex(column, f"[{re.escape(quote)}\r\n]|{delimiter}")
     inner = pa.compute.replace_substring(column, quote, quote * 2)

@@ -164,9 +164,9 @@ class FileWriter:
         return filled
 
 
-_MANY_SEGMENTS = 16  # more small live segments of one kind are merged
+MANY_SEGMENTS = 16  # more small live segments of one kind are merged
 # Larger segments are left alone: to rewrite them again and again costs more than to open them.
-_SMALL_SEGMENT_ROWS = 200_000
+SMALL_SEGMENT_ROWS = 200_000
 
 
 @dataclass(frozen=True)
@@ -321,8 +321,8 @@ class EpochContext:
         Returns:
             The segments that are live then.
         """
-        small = [ref for ref in live if ref.rows <= _SMALL_SEGMENT_ROWS]
-        if len(small) <= _MANY_SEGMENTS:
+        small = [ref for ref in live if ref.rows <= SMALL_SEGMENT_ROWS]
+        if len(small) <= MANY_SEGMENTS:
             return tuple(live)
         ends = [("section_min", min), ("section_max", max)] if kind == ORDER_KIND else []
         extra = {name: choose(ref.extra[name] for ref in small) for name, choose in ends}
@@ -332,7 +332,7 @@ class EpochContext:
         else:
             frame, extra = self.load_partials(aggregation, small), aggregation.segment_extra
         rows = self.collect_if_small(select(frame), count)
-        large = [ref for ref in live if ref.rows > _SMALL_SEGMENT_ROWS]
+        large = [ref for ref in live if ref.rows > SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
     def locate_segment(self, ref: FileRef) -> Path:

@@ -79,8 +79,16 @@ class EpochOutputs:
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
         decision = epoch.decision
-        before = count_buffered_rows(epoch, epoch.order.segments, decision.release_before)
-        after = count_buffered_rows(epoch, segments, decision.release_after)
+        known = released.waiting.items()
+        before, after = (
+            count_buffered_rows(epoch, own, mark, {key: rows[place] for key, rows in known})
+            for place, (own, mark) in enumerate(
+                (
+                    (epoch.order.segments, decision.release_before),
+                    (segments, decision.release_after),
+                )
+            )
+        )
         return MoveResult(
             files={name: written.refs for name, written in tables.items() if written.refs},
             segments=segments,

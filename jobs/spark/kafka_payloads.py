@@ -9,6 +9,7 @@ docs/decisions/0073).
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -335,6 +336,11 @@ def _cast_text_sql(raw: str, kind: str, source: SourceSpec) -> str:
             f"CASE WHEN CAST({cast} AS string) = {raw} OR {raw} RLIKE '{_WHOLE_NUMBER_PATTERN}'"
             f" THEN {cast} END"
         )
+    if kind.startswith("decimal"):
+        # With all further digits that fit into a decimal: `try_cast` rounds without a word.
+        precision, scale = map(int, re.findall(r"\d+", kind))
+        whole = f"try_cast({raw} AS decimal(38,{38 - precision + scale}))"
+        return f"CASE WHEN {cast} = {whole} THEN {cast} END"
     if kind != "timestamp":
         return cast
     if source.parse.timestamps != "iso":

@@ -59,6 +59,7 @@ from .spark_session import (
 )
 from .staging import BucketStaging, Staging, open_staging
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
+from .task_events import release_in_tasks
 from .tumbling_sliding_windows import process_partials, process_window
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class SparkMover:
         if self._in_tasks and isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._cut_folder: Path | None = None  # scratch files of the newest survey
+        self._kept: TaskScans | None = None  # what tasks keep of it
         self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
 
     @property
@@ -130,6 +132,7 @@ class SparkMover:
         if self._in_tasks:
             found = self._survey_in_tasks(cut, state, folders)
             if found is not None:
+                self._kept = found
                 return SurveyedCut(cut, found.survey, found)
         if self._kafka is not None:
             self._kafka.stage_ranges(cut, folder / "objects")
@@ -191,6 +194,9 @@ class SparkMover:
         return True
 
     def _discard_cut_folder(self) -> None:
+        if self._kept is not None:
+            self._kept.discard()
+            self._kept = None
         if self._cut_folder is not None:
             self._staging.discard(self._cut_folder)
             shutil.rmtree(self._cut_folder, ignore_errors=True)
@@ -236,7 +242,12 @@ class SparkMover:
                 name: process_partials(epoch, name, scans.join_partials(name))
                 for name in self._spec.windows
             }
-            released, dead = count_released_rows(scans), scans.sum_dead_rows()
+            dead = scans.sum_dead_rows()
+            released = (
+                release_in_tasks(epoch, scans)
+                if self._spec.outputs.events
+                else count_released_rows(scans)
+            )
             return EpochOutputs(scans, released, late, dead, EpochEdges(), windows).to_result(epoch)
 
     def _make_empty_context(self, order: MoveOrder, staged: CutFrame) -> EpochContext:

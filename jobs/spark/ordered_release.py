@@ -12,7 +12,7 @@ second pass sends each row to the task of its range.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from tidegate.jobs.engine.arrow_tables import Row
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.engine.replay import count_waiting_rows
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
-from tidegate.jobs.rows.judged_rows import adjust_late_rows
+from tidegate.jobs.rows.kept_rows import select_accepted_rows
 from tidegate.jobs.rows.late_rows import SourceCounts
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
@@ -65,36 +65,19 @@ class ReleasedRows(OutputFiles):
         counts: (source, `released`) -> rows that left.
         maximum: greatest (section, event time) that left in order; None if none did.
         flagged: how many rows, the first ones, are late rows that left at once.
+        waiting: key of a segment -> its rows that waited before and after the epoch, where tasks
+            have counted them.
     """
 
     counts: SourceCounts = field(default_factory=Counter)
     maximum: ReleaseMark | None = None
     flagged: int = 0
+    waiting: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """How many left."""
         return self.counts.total()
-
-
-def _select_accepted_rows(epoch: EpochContext, frame: Frame) -> Frame:
-    """Return the rows that join the events output, with `_late`, `_tardy` and `_section`.
-
-    Rows are adjusted where the late policy says so.
-    """
-    decision, policy = epoch.decision, epoch.spec.release.on_late
-    bound = decision.late_bound
-    late = time_below_sql(bound)
-    if policy is LatePolicy.ADJUST and late != "false":
-        # The frontier has passed their start, so they begin at the frontier. A row that ended
-        # before it cannot be moved and stays late.
-        start = max(decision.frontier_before, bound)
-        frame = adjust_late_rows(frame, epoch.spec, late, f"{start}L")
-    flagged = policy is LatePolicy.EMIT_FLAGGED
-    if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
-        frame = frame.where(f"NOT ({late})")
-    own = [f"{late if flagged else 'false'} AS _late", f"{_tardy_sql(decision)} AS _tardy"]
-    return frame.selectExpr("*", *own, f"{opaque_literal(decision.section, '_seq')} AS _section")
 
 
 def _tardy_sql(decision: Decision) -> str:
@@ -148,27 +131,36 @@ def count_released_rows(surveyed: EpochScans) -> ReleasedRows:
 
 
 def count_buffered_rows(
-    epoch: EpochContext, segments: tuple[FileRef, ...], mark: ReleaseMark
+    epoch: EpochContext,
+    segments: tuple[FileRef, ...],
+    mark: ReleaseMark,
+    known: Mapping[str, int],
 ) -> int:
     """Rows at or above the mark in order segments; segments of other kinds do not count.
 
-    Counted, where only part of a segment has left, in its rows.
+    Counted, where only part of a segment has left, in its rows; `known` has what tasks counted.
     """
     total = 0
     for ref in segments:
         if ref.kind != ORDER_KIND or not has_rows_from_mark(ref, mark):
             continue
-        if (
-            ReleaseMark(ref.extra["section_min"], ref.min_time or 0) >= mark
-            # Of several sections the least time may belong to any of them.
-            and ref.extra["section_min"] == ref.extra["section_max"]
-        ):
+        if is_waiting_whole(ref, mark):
             total += ref.rows
-            continue
-        path = epoch.locate_segment(ref)
-        table = pq.read_table(path, columns=["_section", "_et"], partitioning=None)
-        total += count_waiting_rows(table["_section"], table["_et"], mark)
+        elif ref.key in known:
+            total += known[ref.key]
+        else:
+            path = epoch.locate_segment(ref)
+            table = pq.read_table(path, columns=["_section", "_et"], partitioning=None)
+            total += count_waiting_rows(table["_section"], table["_et"], mark)
     return total
+
+
+def is_waiting_whole(ref: FileRef, mark: ReleaseMark) -> bool:
+    """Whether all rows of an order segment are known to be at or above the mark."""
+    # Of several sections the least time may belong to any of them.
+    return ref.extra["section_min"] == ref.extra["section_max"] and (
+        ReleaseMark(ref.extra["section_min"], ref.min_time or 0) >= mark
+    )
 
 
 def _list_release_columns(epoch: EpochContext) -> list[str]:
@@ -180,7 +172,9 @@ def _list_release_columns(epoch: EpochContext) -> list[str]:
 def _select_cut_rows(epoch: EpochContext) -> Frame | None:
     if epoch.data is None:
         return None
-    frame = _select_accepted_rows(epoch, epoch.data)
+    tardy = f"{_tardy_sql(epoch.decision)} AS _tardy"
+    section = f"{opaque_literal(epoch.decision.section, '_seq')} AS _section"
+    frame = select_accepted_rows(epoch.judged).selectExpr("*", tardy, section)
     at_once = epoch.spec.release.mode is ReleaseMode.PASS_THROUGH
     bound = epoch.decision.release_bound
     leaves = "true" if at_once else f"_late OR {time_below_sql(bound)}"

@@ -10,19 +10,32 @@ import os
 import sys
 import time
 import zipimport
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import structlog
+from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.event_files import (
+    EventsOrder,
+    FileAnswer,
+    RangesOrder,
+    cut_rows,
+    write_targets,
+    write_unit_events,
+)
+from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
 
+from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -30,28 +43,102 @@ _STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
 """How the names of the variables begin that stores are opened by."""
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows that the tasks of a read job keep in Spark's block manager.
+
+    They are read again if their executor is lost.
+    """
+
+    pieces: Any
+    units: int
+
+    def discard(self) -> None:
+        """Give up the rows."""
+        self.pieces.unpersist()
+
+
 def run_read_job(
     sessions: SparkSessions,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None = None,
-) -> list[UnitAnswer]:
-    """Read each unit in a task, and return the answers in the order of the units.
+) -> tuple[list[UnitAnswer], KeptRows | None]:
+    """Read each unit in a task; return the answers in the order of the units, and what is kept.
 
     The workers have these variables in their environment, beside those of the store.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
+        PoisonError: an answer did not arrive.
     """
     if not units:
-        return []
+        return [], None
     context = _prepare_context(sessions.full, variables)
-    parts = context.parallelize(units, len(units))
-    found = parts.mapPartitions(partial(_read_units, order)).collect()
-    found.sort(key=lambda one: one[0].number)
-    tasks = [_describe_task(*one) for one in found]
+    job, inbox = uuid4().hex, _open_inbox(context)
+    inbox.value.expect(job)
+    pieces = context.parallelize(units, len(units)).mapPartitions(
+        partial(_read_units, order, job, inbox)
+    )
+    keeps = order.spec.outputs.events
+    if keeps:
+        pieces.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        # Counted in the JVM: what is kept does not pass through another worker.
+        pieces._jrdd.count()
+    finally:
+        answers_of_tasks = inbox.value.take(job)
+    # A task that ran twice has answered twice.
+    found = {answer.number: (answer, report) for answer, report in answers_of_tasks}
+    kept = KeptRows(pieces, len(units)) if keeps else None
+    if len(found) < len(units):
+        raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
+    answers = [found[unit.number][0] for unit in units]
+    tasks = [_describe_task(*found[unit.number]) for unit in units]
     _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
-    return [answer for answer, _ in found]
+    return answers, kept
+
+
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
+    """Write the kept rows of each unit, whose slices begin at these positions."""
+    write = partial(_write_unit_rows, order, firsts)
+    return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
+
+
+def run_release_job(
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+) -> list[FileAnswer]:
+    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    context = _prepare_context(sessions.full)
+    rows = context.parallelize([], order.maps) if kept is None else kept.pieces
+    if not shuffle:
+        write: Callable[..., Any] = partial(_release_rows, order)
+        return _collect_files(order, rows.coalesce(1).mapPartitionsWithIndex(write))
+    shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
+    ranges = shipped.partitionBy(order.firsts[-1], int)
+    return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
+
+
+def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
+    """How many tasks cut rows of a release; `segments` are those that it reads."""
+    if not shuffle:
+        return 1
+    return max(segments, 1) if kept is None else kept.units
+
+
+def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
+    """Run a job that writes files; the answers in their order.
+
+    Raises:
+        TidegateError: what the first task that met an error says.
+    """
+    answers: list[FileAnswer] = sorted(rows.collect(), key=lambda one: one.number)
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+    tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
+    _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
+    return answers
 
 
 def run_inspection_job(
@@ -100,13 +187,98 @@ def _describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) ->
     }
 
 
+def _describe_file(number: int, answer: FileAnswer) -> dict[str, Any]:
+    return {
+        "task": number,
+        "rows": answer.file.rows if answer.file else 0,
+        "bytes": answer.file.bytes if answer.file else 0,
+        "pid": answer.pid,
+        "parent": answer.parent,
+        "cpu": round(answer.cpu, 6),
+    }
+
+
+class _Inbox:
+    """What the tasks of the driver's jobs have answered; several jobs may run at a time.
+
+    A thread of PySpark adds answers meanwhile, so nothing here replaces what another thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, list[Any]] = {}
+
+    def expect(self, job: str) -> None:
+        """Take answers of this job from now on."""
+        self._answers[job] = []
+
+    def add(self, answers: list[tuple[str, Any]]) -> None:
+        """Note the answers of jobs that are expected, not of those that have ended."""
+        for job, answer in answers:
+            if (found := self._answers.get(job)) is not None:
+                found.append(answer)
+
+    def take(self, job: str) -> list[Any]:
+        """Return the answers of a job, and expect no more."""
+        return self._answers.pop(job)
+
+
+class _Gathered(AccumulatorParam[Any]):
+    """Lists of answers in the tasks, the inbox in the driver."""
+
+    def zero(self, value: Any) -> list[Any]:
+        """Return what a task begins with: no answers."""
+        return []
+
+    def addInPlace(self, value1: Any, value2: list[Any]) -> Any:  # noqa: N802
+        """Add the answers to a task's list, or to the inbox."""
+        if isinstance(value1, _Inbox):
+            value1.add(value2)
+            return value1
+        return value1 + value2
+
+
+@lru_cache(maxsize=1)
+def _open_inbox(context: SparkContext) -> Accumulator[Any]:
+    """The accumulator of a context. PySpark forgets none, so one serves all jobs."""
+    return context.accumulator(_Inbox(), _Gathered())
+
+
+# The bodies of tasks
+
+
 def _read_units(
-    order: ReadOrder, units: Iterator[ReadUnit]
-) -> Iterator[tuple[UnitAnswer, TaskReport]]:
-    """The body of a task."""
+    order: ReadOrder, job: str, inbox: Accumulator[Any], units: Iterator[ReadUnit]
+) -> Iterator[KeptPiece]:
     _prepare_worker()
     for unit in units:
-        yield read_unit(order, unit)
+        reading = read_unit(order, unit)
+        inbox.add([(job, (reading.answer, reading.report))])
+        if reading.kept is not None:
+            yield from encode_kept_rows(unit.number, reading.kept)
+
+
+def _write_unit_rows(
+    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterator[KeptPiece]
+) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield write_unit_events(order, firsts, unit, pieces)
+
+
+def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
+    _prepare_worker()
+    yield from cut_rows(order, task, pieces)
+
+
+def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield from write_targets(order, shipped)
+
+
+def _release_rows(
+    order: RangesOrder, task: int, pieces: Iterator[KeptPiece]
+) -> Iterator[FileAnswer]:
+    _prepare_worker()
+    yield from write_targets(order, cut_rows(order, task, pieces))
 
 
 def _describe_units(

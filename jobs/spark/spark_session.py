@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -212,6 +213,9 @@ _LOST_EXECUTOR_SIGNS = (
 )
 
 
+_PYTHON_ERROR: Final = re.compile(r"(?!org\.)[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+
+
 def lines(error: BaseException) -> list[str]:
     """What the error and Java's errors behind it say: its lines but for blanks and stack frames."""
     found = f"{error}\n{getattr(error, '_stackTrace', None) or ''}".splitlines()
@@ -233,7 +237,11 @@ def extract_cause(error: BaseException) -> str:
         for line in found
         if not line.startswith("An error occurred while calling")
     ]
-    return (causes[-1:] or own[:1] or [type(error).__name__])[0][:500]
+    cause = (causes[-1:] or own[:1] or [type(error).__name__])[0]
+    if cause.endswith("Traceback (most recent call last):"):
+        # The error of a Python worker is the last line of its traceback.
+        cause = next(filter(_PYTHON_ERROR.match, reversed(found)), cause)
+    return cause[:500]
 
 
 def detect_lost_executors(

@@ -17,6 +17,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder
+from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rows.cut_division import divide_cut
@@ -33,11 +34,12 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject, JsonView
+from tidegate.time_units import TICK_MIN
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import CountedRows
-from .python_tasks import run_inspection_job, run_read_job
+from .python_tasks import KeptRows, run_inspection_job, run_read_job
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -49,15 +51,24 @@ class TaskScans:
 
     Attributes:
         frontier: against which the rows were judged.
+        late_bound: rows below it were late for the events.
         answers: of the units, in the order of the cut.
         sketches: source -> lateness sketch.
+        kept: the rows for the events; None without an events table or rows.
     """
 
     cut: Cut
     survey: Survey
     frontier: int
+    late_bound: int
     answers: list[UnitAnswer]
     sketches: JsonObject
+    kept: KeptRows | None
+
+    def discard(self) -> None:
+        """Give up the rows that tasks keep."""
+        if self.kept is not None:
+            self.kept.discard()
 
     def count_verdicts(self) -> Counter[tuple[int, str]]:
         """Return (index of a slice, verdict) -> rows."""
@@ -108,11 +119,6 @@ class TaskScans:
         return pa.concat_tables(found) if found else None
 
 
-def read_frontier(spec: PipelineSpec, state: JsonView) -> int:
-    """The frontier that the rows of the next epoch are judged against."""
-    return DeciderState.from_dict(spec, state).output.value
-
-
 def survey_in_tasks(
     sessions: SparkSessions,
     spec: PipelineSpec,
@@ -132,18 +138,20 @@ def survey_in_tasks(
     units = divide_cut(cut, state, store)
     left = explain_other_cut(spec, units)
     answers: list[UnitAnswer] = []
-    frontier = read_frontier(spec, state)
+    kept = None
+    order = _make_read_order(spec, store, state, folders, len(units))
     if left is None:
-        most = max(ANSWER_BYTES // max(len(units), 1), 1 << 20)
-        order = ReadOrder(remove_settings(spec), frontier, folders, store.url, most)
-        answers = run_read_job(sessions, order, units, build_settings_variable(spec))
-        left = _check_answers(answers)
+        variables = build_settings_variable(spec)
+        answers, kept = run_read_job(sessions, order, units, variables)
+        try:
+            left = _check_answers(answers)
+        except TidegateError:
+            _drop_rows(kept)
+            raise
     if left is not None:
+        _drop_rows(kept)
         _log.info("epoch_left_to_spark_sql", cause=left)
         return None
-    for answer in answers:
-        if answer.dead_refused is not None:
-            raise answer.dead_refused
     _log_missing_offsets(cut, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
@@ -166,7 +174,25 @@ def survey_in_tasks(
         for source, buckets in sketches.items()
         if buckets
     }
-    return TaskScans(cut, Survey(now=0, members=members), frontier, answers, found)
+    survey = Survey(now=0, members=members)
+    return TaskScans(cut, survey, order.frontier, order.late_bound, answers, found, kept)
+
+
+def _make_read_order(
+    spec: PipelineSpec, store: Store, state: JsonView, folders: AttemptFolders, units: int
+) -> ReadOrder:
+    """What the rows of the next epoch are judged against, and where files go."""
+    world = DeciderState.from_dict(spec, state)
+    mark = find_late_mark(spec, world)
+    frontier = world.output.value
+    bound, missed = (TICK_MIN, frontier) if mark is None else (mark.time, mark.time)
+    most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
+    return ReadOrder(remove_settings(spec), frontier, bound, missed, folders, store.url, most)
+
+
+def _drop_rows(kept: KeptRows | None) -> None:
+    if kept is not None:
+        kept.discard()
 
 
 def _log_missing_offsets(cut: Cut, answers: list[UnitAnswer]) -> None:
@@ -198,11 +224,10 @@ def describe_objects_in_tasks(
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
     """Refuse a decision for which the rows were judged by another frontier: a defect."""
-    if scans.frontier != order.decision.frontier_before:
-        raise SPARK_FAILED(
-            pipeline=pipeline,
-            cause=f"rows were judged by {scans.frontier}, not {order.decision.frontier_before}",
-        )
+    judged = scans.frontier, scans.late_bound
+    decided = order.decision.frontier_before, order.decision.late_bound
+    if judged != decided:
+        raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 
 
 def _check_answers(answers: list[UnitAnswer]) -> str | None:
@@ -217,4 +242,8 @@ def _check_answers(answers: list[UnitAnswer]) -> str | None:
     for answer in answers:
         if answer.error is not None:
             raise answer.error
-    return next((answer.left for answer in answers if answer.left is not None), None)
+    left = next((answer.left for answer in answers if answer.left is not None), None)
+    refused = next((a.dead_refused for a in answers if a.dead_refused is not None), None)
+    if left is None and refused is not None:
+        raise refused
+    return left

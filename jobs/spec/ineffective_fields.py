@@ -168,9 +168,6 @@ def _list_session_fields(window: WindowSpec) -> Iterator[str]:
 
 
 def _list_source_fields(source: SourceSpec) -> Iterator[Finding]:
-    marks = source.barriers.punctuation if source.barriers else None
-    if source.punctuation is not None and source.punctuation.explicit and marks is None:
-        yield ("punctuation", "explicit"), "has no effect without barriers.punctuation"
     if source.kafka is not None:
         yield from _list_topic_fields(source, source.kafka)
         return

@@ -64,7 +64,7 @@ _SHORTEST_HIDDEN = 6  # characters: a shorter value would mask words
 _hidden: set[str] = set()  # values that this process has read as secrets
 
 
-def hide_values(values: Iterable[str]) -> None:
+def mask_values(values: Iterable[str]) -> None:
     """Let `mask_text` mask these values from now on, in this process; short ones stay."""
     _hidden.update(value for value in values if len(value) >= _SHORTEST_HIDDEN)
 
@@ -112,7 +112,7 @@ def mask_text(text: str) -> str:
     """Return a text with ``***`` for what its form shows to be secret.
 
     These are passwords in addresses, parameters with a secret's name, bearer tokens and private
-    keys, and what `hide_values` was given. Another secret that only its place would show stays.
+    keys, and what `mask_values` was given. Another secret that only its place would show stays.
     """
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, MASK)

@@ -23,7 +23,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 SPEC = """\
 apiVersion: tidegate/v1
 name: p
-sources: {a: {path: in, schema: {t: timestamp, v: double}, event_time: t, lag: 1s}}
+sources: {a: {path: in, format: json, schema: {t: timestamp, v: double}, event_time: t, lag: 1s}}
 """
 NEW = SPEC.replace("1s", "2s")
 ROWS = '{"t": "2026-01-01T00:00:00Z", "v": 1.0}\n'

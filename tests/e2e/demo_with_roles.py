@@ -1,6 +1,6 @@
 """``tidegate demo`` with the keys of the documented roles: drivers and Airflow get a driver's.
 
-Only the feed may write the input. It stands for the producers, who have keys of their own.
+Only the feed may write the input, like the producers, who have keys of their own.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import structlog
 from airflow.providers.apache.spark.hooks import spark_submit
 
 from tidegate.errors import ConfigurationError, FailureClass
+from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.operators import spark_submission
 from tidegate.operators.driver_launch import launch_driver
@@ -175,8 +176,9 @@ def test_a_driver_elsewhere_gets_its_keys_privately(
     )
     assert f"{prefix}.HOME" not in found
     assert Path(file).stat().st_mode & 0o777 == 0o600
-    assert _after(line, "--files") == [str(tmp_path / "p.yaml")]
-    assert line[-5] == "p.yaml"
+    (copy,) = map(Path, _after(line, "--files"))
+    assert load_any_spec(copy) == load_any_spec(tmp_path / "p.yaml")
+    assert line[-5] == copy.name
 
 
 def test_a_driver_here_has_the_jvm_of_its_spec(submit: Submit) -> None:

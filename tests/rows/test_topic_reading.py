@@ -14,21 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.rows.topic_inputs import message, plan_cut, topic_spec
+from tests.rows.units import order_of
 from tests.servers.kafka_in_process import KafkaInProcess
 from tests.spark.agreement import spec_of
-from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError
 from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
-from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
+from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.time_units import TICK_MIN
-
-FOLDERS = AttemptFolders(BucketLayout("p"), CheckpointId(0, 7, "abcdef"))
 
 
 @pytest.fixture
@@ -48,8 +45,8 @@ def read_cut(
     (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
     for name, value in build_settings_variable(spec).items():
         monkeypatch.setenv(name, value)
-    order = ReadOrder(remove_settings(spec), TICK_MIN, FOLDERS, store.url, 1 << 20)
-    answer: UnitAnswer = pickle.loads(pickle.dumps(read_unit(order, unit)[0]))
+    order = order_of(remove_settings(spec), store)
+    answer: UnitAnswer = pickle.loads(pickle.dumps(read_unit(order, unit).answer))
     return answer
 
 

@@ -10,59 +10,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.agreement import SECOND, spec_of, table_of
-from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tests.rows.units import FOLDERS, WINDOW, order_of, rows_at, slice_of
+from tests.spark.agreement import SECOND, spec_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import NotFoundError
-from tidegate.jobs.engine.interfaces import Cut, Slice, join_seq
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_other_rows
-from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, decode_table, read_unit
+from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, read_unit
 from tidegate.jobs.sources.object_decoding import BadObject
-from tidegate.jobs.sources.object_inspection import Footer, InspectedObject, read_footer
+from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.time_units import TICK_MIN
 
-WINDOW = {
-    "kind": "tumbling",
-    "size": "10s",
-    "keys": ["k"],
-    "aggregates": {"n": "count(*)", "s": "sum(v)"},
-}
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
-FOLDERS = AttemptFolders(BucketLayout("p"), CheckpointId(0, 7, "abcdef"))
-
-
-def slice_of(store: LocalStore, member: Member, rows: list[dict[str, Any]]) -> Slice:
-    """A slice of one new object; without rows it is empty."""
-    if not rows:
-        return Slice(member, 0, 0)
-    key = f"inbox/{member.source}/{member.partition}.parquet"
-    path = store.local_path(key)
-    assert path is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table_of(rows), path)
-    data = path.read_bytes()
-    footer = read_footer(len(data), lambda start, length: data[start : start + length])
-    assert isinstance(footer, Footer)
-    part = {
-        "key": key,
-        "etag": "e",
-        "size": len(data),
-        "ordinal": 0,
-        "rows": len(rows),
-        "row_start": 0,
-        "row_end": len(rows),
-        "columns": footer.columns,
-    }
-    return Slice(member, 0, join_seq(0, len(rows)), (part,))
-
-
-def rows_at(*seconds: int) -> list[dict[str, Any]]:
-    """Rows at these times."""
-    return [{"t": s * SECOND, "k": "x", "n": 1, "v": 0.1} for s in seconds]
 
 
 def answer_of(folder: Path, frontier: int, *seconds: int, **window: Any) -> UnitAnswer:
@@ -71,14 +34,13 @@ def answer_of(folder: Path, frontier: int, *seconds: int, **window: Any) -> Unit
     spec = spec_of({"a": {}}, windows={"w": {**WINDOW, **window}}, **OFF)
     cut = Cut((slice_of(store, Member("a"), rows_at(*seconds)),))
     (unit,) = divide_cut(cut, {}, store)
-    order = ReadOrder(spec, frontier, FOLDERS, store.url, 1 << 20)
+    order = order_of(spec, store, frontier)
     # As Spark sends them.
-    answer, report = pickle.loads(
-        pickle.dumps(read_unit(*pickle.loads(pickle.dumps((order, unit)))))
-    )
-    assert report.pid == os.getpid()
-    assert report.cpu >= 0
-    found: UnitAnswer = answer
+    reading = pickle.loads(pickle.dumps(read_unit(*pickle.loads(pickle.dumps((order, unit))))))
+    assert reading.report.pid == os.getpid()
+    assert reading.report.cpu >= 0
+    assert reading.kept is None
+    found: UnitAnswer = reading.answer
     return found
 
 
@@ -150,7 +112,7 @@ def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) 
     values = [(1, 1, 0.1), (1, 0, 0.1), (None, 1, 0.1), (1, 5, 0.1), (1, 1, 0.5), (1, 2, 0.1)]
     rows = [{"t": t and t * SECOND, "k": "x", "n": n, "v": v} for t, n, v in values]
     (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows),)), {}, store)
-    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1 << 20), unit)
+    answer = read_unit(order_of(spec, store), unit).answer
     if on_bad == "fail":
         assert 'row 2 of inbox/a/0.parquet: no_event_time (t): {"k":"x","n":1,"v":0.1}' in str(
             answer.dead_refused
@@ -180,7 +142,7 @@ def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
     damaged = slice_of(store, Member("a"), rows_at(1))
     (unit,) = divide_cut(Cut((damaged,)), {}, store)
     (tmp_path / damaged.parts[0]["key"]).write_bytes(b"PAR1 no more PAR1")
-    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1), unit)
+    answer = read_unit(order_of(spec, store, most_bytes=1), unit).answer
     assert answer.corrupt == (damaged.parts[0]["key"],)
 
 
@@ -214,7 +176,7 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
     spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
     cut = Cut((slice_of(store, Member("a"), rows_at(1)),))
     (unit,) = divide_cut(cut, {}, store)
-    answer, _ = read_unit(ReadOrder(spec, TICK_MIN, FOLDERS, store.url, 1), unit)
+    answer = read_unit(order_of(spec, store, most_bytes=1), unit).answer
     assert answer.left == "more partial aggregates than the driver takes"
 
 
@@ -223,7 +185,13 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
     [
         ({}, {}, None),
         ({"barriers": {"kind": "kind", "types": ["stop"]}, "max_jump": "5s"}, {}, None),
-        ({}, {"outputs": {"events": True}}, "an events table"),
+        ({}, {"release": {"mode": "ordered"}, "outputs": {"events": True}}, None),
+        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, "release.glom"),
+        (
+            {"frontier": "inclusive", "lag": "0"},
+            {"release": {"mode": "ordered"}, "outputs": {"events": True}},
+            "late rows are those below the newest that was released",
+        ),
         ({}, {"spark": {"master": "spark://far:7077"}}, None),
         ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
         ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),

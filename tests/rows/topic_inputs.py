@@ -14,14 +14,20 @@ WINDOW = {"kind": "tumbling", "size": "10s", "keys": ["k"], "aggregates": {"n": 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
 
 
-def topic_spec(servers: str, *, kafka: dict[str, Any] | None = None, **source: Any) -> PipelineSpec:
-    """A pipeline over a topic."""
+def topic_spec(
+    servers: str,
+    *,
+    kafka: dict[str, Any] | None = None,
+    events: dict[str, Any] = OFF,
+    **source: Any,
+) -> PipelineSpec:
+    """A pipeline over a topic; `events` are the options of its release and outputs."""
     options: dict[str, Any] = {"servers": servers, "topic": "t", **(kafka or {})}
     types = {**COLUMNS, **dict.fromkeys(options.get("headers", {}), "string")}
     types |= {"who": "string"} if "key" in options else {}
     base = {"schema": types, "event_time": "t", "lag": "5s"}
     sources = {"a": {"kind": "kafka", "kafka": options, **base, **source}}
-    raw = {"name": "p", "sources": sources, "windows": {"w": WINDOW}, **OFF}
+    raw = {"name": "p", "sources": sources, "windows": {"w": WINDOW}, **events}
     return PipelineSpec.model_validate(raw)
 
 

@@ -101,8 +101,8 @@ DRIVER_MUTANTS = (
             reword(
                 EpochLoop,
                 "_record_outcome",
-                "self._backoff, self._denied_for = _FIRST_BACKOFF, 0.0",
-                "self._backoff = _FIRST_BACKOFF",
+                "self._backoff, self._denied_for, self._trouble = _FIRST_BACKOFF, 0.0, None",
+                "self._backoff, self._trouble = _FIRST_BACKOFF, None",
             )
         ],
         focus=("denied", "move"),

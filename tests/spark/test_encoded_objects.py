@@ -85,8 +85,14 @@ ENCODERS = {"json": encode_json, "csv": encode_csv, "avro": encode_avro, "orc": 
 class EncodedPair(Pair):
     """Both movers over objects of other formats, of one source `a`."""
 
-    def __init__(self, session: SparkSession, folder: Path, **source: Any) -> None:
-        spec = spec_of({"a": source}, windows={"w": WINDOW}, **OFF)
+    def __init__(
+        self,
+        session: SparkSession,
+        folder: Path,
+        events: dict[str, Any] = OFF,
+        **source: Any,
+    ) -> None:
+        spec = spec_of({"a": source}, windows={"w": WINDOW}, **events)
         self.view = InputView(LocalStore(folder / "store"), spec, folder / "view")
         super().__init__(spec, session, folder, view=self.view)
         seen = InputView(self.store, spec, folder / "seen")
@@ -141,6 +147,32 @@ def test_tasks_decode_what_the_oracle_decodes(
     for _ in range(4):
         pair.run(300 * SECOND, done=True)
     assert pair.table("w")
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("mode", ["ordered", "pass_through"])
+@pytest.mark.parametrize("form", ["avro", "csv", "json", "orc"])
+def test_tasks_write_events_of_objects_that_they_decode(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, mode: str
+) -> None:
+    """Of rows that `where` keeps, late ones flagged; a line that is no row is a dead letter."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
+    draw = random.Random(form)
+    release = {"mode": mode, "on_late": "emit_flagged"}
+    events = {"release": release, "outputs": {}}
+    source = {"format": form, "parse": {"null": ""}, "where": "n > 0"}
+    pair = EncodedPair(session, tmp_path, events, **source)
+    bad = {"csv": b"never,,x,1,0.5\n", "json": b"no object\n"}.get(form, b"")
+    for epoch in range(4):
+        rows = [row for row in rows_of(draw, 8 * epoch) if row["t"] > 0]
+        pair.put_object(ENCODERS[form]([*rows, *rows_at(8 * epoch)]) + bad)
+        pair.run(epoch * SECOND)
+    for _ in range(3):
+        pair.run(300 * SECOND, done=True)
+    positions = [row["position"] for row in pair.table("events")]
+    assert sorted(positions) == list(range(len(positions)))
+    assert positions
+    assert len(pair.table("dead_letters")) >= (4 if bad else 0)
 
 
 def rows_at(*seconds: int) -> Rows:

@@ -229,6 +229,22 @@ def test_a_local_time_is_the_earlier_instant_or_none(session: SparkSession) -> N
     assert [row["_why"] for row in found] == [None, f"at is no timestamp: {local[1]}"]
 
 
+def test_a_decimal_with_more_digits_than_its_column_is_a_bad_value(session: SparkSession) -> None:
+    """As in objects: nothing is rounded. Zeros behind the last place are no digits."""
+    at = '"at": "2026-03-01T10:00:00Z"'
+    prices = ["1.505", '"1.505"', "1.50", '"1.500"', "12345.5", "-0.01", "1e2"]
+    found = rows(session, [f'{{{at}, "price": {price}}}' for price in prices])
+    assert [row["_why"] or str(row["price"]) for row in found] == [
+        "price is no decimal(6,2): 1.505",
+        "price is no decimal(6,2): 1.505",
+        "1.50",
+        "1.50",
+        "price is no decimal(6,2): 12345.5",
+        "-0.01",
+        "100.00",
+    ]
+
+
 def test_numbers_beyond_time(session: SparkSession) -> None:
     """A time in nanoseconds, where milliseconds are declared, is a bad value and no overflow."""
     found = rows(

@@ -48,6 +48,9 @@ AGGREGATES = {
     "all_of": "collect(n)",
 }
 
+GLOM = {"glom": {"dt": "1s"}}
+"""Built events keep the rows in the driver."""
+
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +182,7 @@ def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: i
 def test_a_wrong_byte_of_state_is_noticed(tmp_path: Path, kind: str) -> None:
     """Wherever it is in the segment; Parquet alone reads most of them as another value."""
     window = {"kind": "tumbling", "size": "50s", "keys": ["k"], "aggregates": AGGREGATES}
-    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
+    pair = Pair(spec_of(windows={"w": window}, release=GLOM), None, tmp_path)
     for source in "ab":
         pair.put(source, rows_of(random.Random(1), 0))
     pair.run(0)
@@ -255,7 +258,7 @@ def test_surveys_agree_on_what_violations_leave(tmp_path: Path, on_violation: st
         "barriers": {"kind": "kind", "types": ["stop"], "punctuation": "p"},
         "punctuation": {"explicit": True, "on_violation": on_violation},
     }
-    pair = Pair(spec_of({"a": source}), None, tmp_path)
+    pair = Pair(spec_of({"a": source}, release=GLOM), None, tmp_path)
     for epoch in range(12):
         rows = []
         for _ in range(draw.randint(1, 4)):

@@ -29,8 +29,9 @@ from tidegate.jobs.rows.column_casts import is_cast_proven
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
-from tidegate.jobs.spark import mover, python_tasks, task_epochs
+from tidegate.jobs.spark import mover, python_tasks, task_epochs, task_events
 from tidegate.jobs.spark.spark_session import SparkSessions
+from tidegate.time_units import TICK_MIN
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +66,13 @@ def spec_with(
     """A pipeline without an events table."""
     off = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
     return spec_of(sources, windows=windows, **{**off, **more})
+
+
+def draw_release(draw: random.Random) -> dict[str, Any]:
+    """Options of the events, of all modes."""
+    policies = ["side_output", "emit_flagged", "drop", "reject_to_origin", "adjust"]
+    mode = draw.choice(["ordered", "ordered", "commit", "pass_through"])
+    return {"release": {"mode": mode, "on_late": draw.choice(policies)}, "outputs": {}}
 
 
 @pytest.fixture
@@ -146,7 +154,12 @@ def test_tasks_agree_with_the_oracle(
     for own in sources.values():
         own.update(draw.choice(CONDITIONS))
     pair = Pair(spec_with(draw_windows(draw), sources), session, tmp_path)
-    for epoch in range(5):
+    feed(pair, draw, 5)
+
+
+def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
+    """Epochs of disorder, late rows and barriers, to the end of all members."""
+    for epoch in range(epochs):
         for source in "ab":
             for partition in draw.choice([["0"], ["0", "1"]]):
                 rows = rows_of(draw, 8 * epoch)
@@ -160,6 +173,33 @@ def test_tasks_agree_with_the_oracle(
             break
         pair.run(300 * SECOND, done=True)
     pair.run(300 * SECOND, done=True)
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("seed", range(12))
+def test_events_agree_with_the_oracle(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """All modes and late policies, by one task and by ranges, with many segments and with few."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", draw.choice([1, 600_000]))
+    monkeypatch.setattr(task_events, "RANGE_BYTES", draw.choice([1, 1_000, 1 << 20]))
+    monkeypatch.setattr(task_events, "MANY_SEGMENTS", draw.choice([1, 2, 16]))
+    barriers = {"barriers": {"kind": "kind", "types": ["stop"]}}
+    lags = draw.choice([("2s", "5s"), ("10s", "0"), ("20s", "30s")])
+    sources: dict[str, dict[str, Any]] = {
+        "a": {"lag": lags[0], **draw.choice([{}, barriers])},
+        "b": {"lag": lags[1], **draw.choice([{}, barriers, {"max_jump": "30s"}])},
+    }
+    windows = {"w": WINDOW} if draw.random() < 0.5 else {}
+    more = {**draw_release(draw), "barriers": {"timeout": "5s"}}
+    pair = Pair(spec_with(windows, sources, **more), session, tmp_path)
+    feed(pair, draw, 8)
+    positions = [row["position"] for row in pair.table("events")]
+    assert sorted(positions) == list(range(len(positions)))
+    for moved in pair.sides["spark"].moved:
+        for ref in moved.files.get("events", ()):
+            assert "part-" in ref.key
 
 
 @pytest.mark.usefixtures("only_tasks")
@@ -182,6 +222,27 @@ def test_each_job_reports_its_tasks(
     sizes = [p.stat().st_size for p in sorted((tmp_path / "store" / "inbox").rglob("*.parquet"))]
     assert [t["bytes"] for t in job["tasks"]] == sizes
     assert os.getpid() not in {t["pid"] for t in job["tasks"]}
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_two_pipelines_of_a_session_take_their_own_answers(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ran between the tasks of another and its end takes none of its answers."""
+    pairs = [Pair(spec_with({"w": WINDOW}), session, tmp_path / name) for name in ("one", "two")]
+    for pair in pairs:
+        pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}])
+        pair.put("b", [{"t": SECOND, "k": "x", "v": 0.5}])
+    take, waiting, moved = python_tasks._Inbox.take, [pairs[1]], []
+
+    def take_late(inbox: Any, job: str) -> list[Any]:
+        if waiting:
+            moved.append(waiting.pop().run(0)[0])  # the whole epoch of the other pipeline
+        return take(inbox, job)
+
+    monkeypatch.setattr(python_tasks._Inbox, "take", take_late)
+    moved.append(pairs[0].run(0)[0])
+    assert [sum(ref.rows for ref in one.segments) for one in moved] == [1, 1]
 
 
 @pytest.mark.usefixtures("only_tasks")
@@ -224,8 +285,8 @@ def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
         if folder == "here":
 
             def run_here(_: Any, order: Any, units: Any, *__: Any) -> Any:
-                answers = [read_unit(order, unit)[0] for unit in reversed(units)]
-                return answers[::-1]
+                answers = [read_unit(order, unit).answer for unit in reversed(units)]
+                return answers[::-1], None
 
             monkeypatch.setattr(task_epochs, "run_read_job", run_here)
         pair = Pair(spec_with({"w": WINDOW}), session, tmp_path / folder)
@@ -411,10 +472,11 @@ def test_tasks_read_a_bucket_as_planned(
         cut = Cut(tuple(Slice(Member(s), 0, 3, (p,)) for s, p in parts.items()))
         units = divide_cut(cut, {}, store)
         folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
-        order = ReadOrder(spec, 20 * SECOND, folders, store.url, 1 << 20)
-        (here, _) = read_unit(order, units[0])
+        mark = 20 * SECOND
+        order = ReadOrder(spec, mark, TICK_MIN, mark, folders, store.url, 1 << 20)
+        here = read_unit(order, units[0]).answer
         sessions = SparkSessions(lambda: session)
-        (there,) = python_tasks.run_read_job(sessions, order, units)
+        ((there,), _) = python_tasks.run_read_job(sessions, order, units)
         assert (here.rows, here.error, there.error) == (6, None, None)
         assert there.partials == here.partials
         (late,) = there.late_files
@@ -422,7 +484,7 @@ def test_tasks_read_a_bucket_as_planned(
         secret = minio_environment.environment()["TIDEGATE_S3_SECRET_KEY"]
         assert secret not in str(session.sparkContext.getConf().getAll())
         put_object(store, "inbox/b/0.parquet", [1, 2])
-        (changed,) = python_tasks.run_read_job(sessions, order, units)
+        ((changed,), _) = python_tasks.run_read_job(sessions, order, units)
         assert isinstance(changed.error, PreconditionFailedError)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.rows.topic_inputs import message, plan_cut, topic_spec
@@ -91,6 +92,51 @@ def test_tasks_read_what_the_driver_reads(
     assert [(s.kind, s.rows) for s in by_tasks[1].segments] == [
         (s.kind, s.rows) for s in by_driver[1].segments
     ]
+
+
+@pytest.mark.parametrize("mode", ["ordered", "pass_through"])
+def test_tasks_write_the_events_that_the_driver_writes(
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: KafkaInProcess,
+    mode: str,
+) -> None:
+    """With the same positions, of messages that `where` keeps; a bad one is a dead letter."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
+    draw = random.Random(2)
+    values = [[message(draw.randint(0, 50), v=draw.random()) for _ in range(200)] for _ in range(3)]
+    values[1][7:7] = [b"not json"]
+    for partition, own in enumerate(values):
+        broker.send("t", partition, own)
+    events = {"release": {"mode": mode}, "outputs": {}}
+    spec = topic_spec(broker.servers, events=events, where="n > 3")
+    cut = plan_cut(spec, {partition: (0, len(own)) for partition, own in enumerate(values)})
+    _, by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the driver has read messages")
+
+    monkeypatch.setattr(mover, "open_cut", refuse)
+    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
+    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
+    assert by_tasks.counters == by_driver.counters
+    assert by_tasks.counters.dead_lettered == 1
+    found = read_events(by_tasks, tmp_path / "tasks")
+    assert found == read_events(by_driver, tmp_path / "driver")
+    assert [row["position"] for row in found] == list(range(len(found)))
+    assert found
+
+
+def read_events(moved: MoveResult, folder: Path) -> list[dict[str, Any]]:
+    """The rows of the events table in the order of their positions."""
+    refs = moved.files["events"]
+    rows = [
+        row
+        for ref in refs
+        for row in pq.read_table(folder / "store" / ref.key, partitioning=None).to_pylist()
+    ]
+    return sorted(rows, key=lambda row: row["position"])
 
 
 ODD: list[bytes | None] = [

@@ -23,7 +23,7 @@ from tidegate.jobs.spec.operations import QualityLimits
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 # Before the models read the file, the loader checks the version and puts the preset's values in.
-_READ_BY_LOADER = {"api_version", "preset"}
+_READ_BY_LOADER = {"api_version", "preset", "explicit"}
 # Tests that go through all fields say nothing about one.
 _ABOUT_ALL = ("tests/docs", "tests/spec/field_effects.py", "tests/spec/test_field_effects.py")
 # One test goes through all limits, and looks for the check that each of them changes.

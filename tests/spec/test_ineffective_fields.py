@@ -64,11 +64,6 @@ def job(end: str) -> str:
         (pipeline(TOPIC + ", on_unknown_schema: wait}"), 8, "sources.a.kafka.on_unknown_schema"),
         (pipeline(TOPIC + "}\n    limits: {bytes: 5}"), 9, "sources.a.limits.bytes"),
         (pipeline(TOPIC + "}\n    path: in/a"), 9, "sources.a.path"),
-        (
-            pipeline(OBJECTS + "\n    punctuation: {explicit: true}"),
-            8,
-            "sources.a.punctuation.explicit",
-        ),
         (pipeline(OBJECTS + "\n    parse: {timestamps: ms}"), 8, "sources.a.parse.timestamps"),
         (
             pipeline(OBJECTS + "\n    format: json\n    parse: {delimiter: ;}"),

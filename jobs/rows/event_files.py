@@ -1,0 +1,428 @@
+"""The files of the events table, and of rows that wait, as the tasks of a second job write them.
+
+The rows are those that the tasks of the first job kept (`kept_rows`), and, for an ordered release,
+those of live order segments. Positions are contiguous over all files.
+
+- *Without an order* a task writes the rows of its unit; the driver knows from the first job at
+  which position each slice begins.
+- *In order* rows are divided into ranges of (section, event time), the targets: late rows that
+  leave at once, rows that leave in order, and rows that stay. A task that cuts its rows tells every
+  target how many rows it has for each of them, so each target knows its first position.
+"""
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.errors import TidegateError
+from tidegate.jobs.engine.arrow_tables import (
+    TIMESTAMP_UTC,
+    get_column_or_nulls,
+    read_parquet_object,
+    to_arrow_type,
+)
+from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+
+from .attempt_files import open_task_store, store_task_rows
+from .errors import KEPT_ROWS_LOST
+from .kept_rows import KeptPiece, decode_rows, encode_rows
+
+RANGE_BYTES: Final = 32 << 20
+"""Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
+_KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
+_NAMES: Final = pa.dictionary(pa.int32(), pa.string())
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EventMember:
+    """Whose rows a slice has: `place` is that of the source in the spec.
+
+    `tardy` says whether they stood before a tardy barrier.
+    """
+
+    source: str
+    partition: str
+    place: int
+    tardy: bool
+
+
+@dataclass(frozen=True)
+class EventsOrder:
+    """What all tasks that write the events of an epoch have in common.
+
+    Attributes:
+        spec: the pipeline.
+        folders: where the attempt's files go.
+        store: address of the pipeline's store.
+        section: of the rows of the epoch.
+        members: index of a slice -> whose rows they are.
+        kept: unit -> rows that its task has kept.
+    """
+
+    spec: PipelineSpec
+    folders: AttemptFolders
+    store: str
+    section: int
+    members: dict[int, EventMember]
+    kept: dict[int, int]
+
+
+@dataclass(frozen=True)
+class RangesOrder(EventsOrder):
+    """As `EventsOrder`, for a release in order.
+
+    Attributes:
+        before, after: rows of segments from `before` on have not left, those below `after` leave.
+        position: of the first row that leaves.
+        ranges: upper bounds, exclusive, of all targets but the last of each sort: late rows that
+            leave at once, rows that leave in order, rows that stay.
+        segments: those of which rows leave or are counted.
+        merged: keys of segments whose rows that stay are written again.
+        maps: how many tasks cut rows.
+    """
+
+    before: ReleaseMark
+    after: ReleaseMark
+    position: int
+    ranges: tuple[tuple[ReleaseMark, ...], ...]
+    segments: tuple[FileRef, ...]
+    merged: frozenset[str]
+    maps: int
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first target of each sort, and the number of all."""
+        return [0, *np.cumsum([len(bounds) + 1 for bounds in self.ranges]).tolist()]
+
+
+@dataclass
+class FileAnswer:
+    """What a task says of a file that it should write.
+
+    Attributes:
+        number: of the unit or the target.
+        file: None if there are no rows for it.
+        counts: source -> rows that left.
+        newest: greatest (section, event time) that left in order.
+        flagged: late rows that left at once.
+        waiting: key of a segment -> its rows from `before` and from `after` on.
+        cpu: seconds of processor time.
+        error: why nothing can be sealed; the rest says nothing then.
+    """
+
+    number: int
+    file: FileRef | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    newest: ReleaseMark | None = None
+    flagged: int = 0
+    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
+    pid: int = field(default_factory=os.getpid)
+    parent: int = field(default_factory=os.getppid)
+    cpu: float = 0.0
+    error: TidegateError | None = None
+
+
+# Without an order
+
+
+def write_unit_events(
+    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterable[KeptPiece]
+) -> FileAnswer:
+    """Write the rows of a unit; `firsts` are the positions of the first row of each slice."""
+    begun = time.process_time()
+    answer = FileAnswer(unit)
+    try:
+        rows = [decode_rows(piece.data) for piece in pieces]
+        _require_all_rows(order, sum(table.num_rows for table in rows), order.kept[unit])
+        if rows:
+            table = _add_members(order, pa.concat_tables(rows))
+            _write_events(answer, order, *_assign_positions(table, firsts))
+    except TidegateError as error:
+        answer.error = error
+    answer.cpu = time.process_time() - begun
+    return answer
+
+
+def _require_all_rows(order: EventsOrder, found: int, kept: int) -> None:
+    """Refuse rows that were lost with an executor and could not be read again.
+
+    Raises:
+        TransientError: some are missing.
+    """
+    if found != kept:
+        raise KEPT_ROWS_LOST(pipeline=order.spec.name, found=found, kept=kept)
+
+
+def _assign_positions(rows: pa.Table, firsts: dict[int, int]) -> tuple[pa.Table, _Ints]:
+    """The rows of slices in the order of their positions, and these."""
+    slices = rows["_slice"].to_numpy()
+    starts = np.flatnonzero(np.diff(slices, prepend=-1))
+    sizes = np.diff(starts, append=slices.size)
+    shifts = np.array([firsts[int(slices[at])] for at in starts], np.int64) - starts
+    positions = np.arange(slices.size) + np.repeat(shifts, sizes)
+    if (positions[1:] < positions[:-1]).any():
+        places = np.argsort(positions)
+        rows, positions = rows.take(pa.array(places)), positions[places]
+    return rows, positions
+
+
+# In order
+
+
+@dataclass(frozen=True)
+class CutPiece:
+    """Rows for one target, as an Arrow stream."""
+
+    data: pa.Buffer
+
+
+@dataclass(frozen=True)
+class CutSummary:
+    """What a task that cuts rows tells every target.
+
+    Attributes:
+        counts: its rows for each target.
+        taken: rows that it got from the tasks of the first job.
+        waiting: as in `FileAnswer`.
+        error: why it has not cut all.
+    """
+
+    counts: tuple[int, ...]
+    taken: int
+    waiting: dict[str, tuple[int, int]]
+    error: TidegateError | None
+
+
+Shipped = tuple[int, CutPiece | CutSummary]
+"""A target, and what is for it."""
+
+
+def cut_rows(order: RangesOrder, task: int, pieces: Iterable[KeptPiece]) -> Iterator[Shipped]:
+    """Cut kept rows, and those of this task's share of the segments, by their targets."""
+    targets = order.firsts[-1]
+    counts, taken, error = np.zeros(targets, np.int64), 0, None
+    waiting: dict[str, tuple[int, int]] = {}
+    for piece in pieces:
+        rows = decode_rows(piece.data)
+        taken += rows.num_rows
+        for target, part in _divide_rows(order, _add_members(order, rows)):
+            counts[target] += part.num_rows
+            yield target, CutPiece(encode_rows(part))
+    try:
+        for ref in order.segments[task :: order.maps]:
+            rows, waiting[ref.key] = _read_segment(order, ref)
+            for target, part in _divide_rows(order, rows):
+                counts[target] += part.num_rows
+                yield target, CutPiece(encode_rows(part))
+    except TidegateError as failure:
+        error = failure
+    summary = CutSummary(tuple(counts.tolist()), taken, waiting, error)
+    for target in range(targets):
+        yield target, summary
+
+
+def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[FileAnswer]:
+    """Write each target whose rows and summaries are here."""
+    pieces: dict[int, list[CutPiece]] = defaultdict(list)
+    summaries: dict[int, list[CutSummary]] = defaultdict(list)
+    for target, item in shipped:
+        if isinstance(item, CutPiece):
+            pieces[target].append(item)
+        else:
+            summaries[target].append(item)
+    for target in sorted(summaries):
+        begun = time.process_time()
+        answer = FileAnswer(target)
+        try:
+            _write_target(answer, order, pieces.pop(target, []), summaries[target])
+        except TidegateError as error:
+            answer.error = error
+        answer.cpu = time.process_time() - begun
+        yield answer
+
+
+def _write_target(
+    answer: FileAnswer,
+    order: RangesOrder,
+    pieces: list[CutPiece],
+    summaries: list[CutSummary],
+) -> None:
+    for one in summaries:
+        answer.waiting |= one.waiting
+        if one.error is not None:
+            raise one.error
+    taken = sum(one.taken for one in summaries)
+    _require_all_rows(order, taken, sum(order.kept.values()))
+    if not pieces:
+        return
+    rows = sort_rows_in_order(pa.concat_tables(decode_rows(piece.data) for piece in pieces))
+    if answer.number >= order.firsts[2]:
+        _write_waiting(answer, order, rows)
+        return
+    first = sum(sum(one.counts[: answer.number]) for one in summaries) + order.position
+    _write_events(answer, order, rows, np.arange(first, first + rows.num_rows))
+
+
+def _divide_rows(order: RangesOrder, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the targets of some rows, with the rows for each."""
+    if not rows.num_rows:
+        return
+    rows = rows.select([*order.spec.columns, *_KEYS, "_late"])
+    targets = _find_targets(order, rows)
+    if (targets == targets[0]).all():
+        yield int(targets[0]), rows
+        return
+    places = np.argsort(targets, kind="stable")
+    found, starts = np.unique(targets[places], return_index=True)
+    rows = rows.take(pa.array(places))
+    sizes = np.diff(starts, append=targets.size)
+    for target, start, size in zip(found, starts, sizes, strict=True):
+        yield int(target), rows.slice(int(start), int(size))
+
+
+def _find_targets(order: RangesOrder, rows: pa.Table) -> NDArray[np.int16]:
+    sections, times = rows["_section"].to_numpy(), rows["_et"].to_numpy()
+    late = rows["_late"].to_numpy()
+    targets = np.zeros(rows.num_rows, np.int16)
+    for section in np.unique(sections).tolist():
+        own = sections == section
+        leaves = times < order.after.bound_section(section)
+        sorts = (own & late, own & ~late & leaves, own & ~late & ~leaves)
+        for first, bounds, chosen in zip(order.firsts, order.ranges, sorts, strict=False):
+            ends = np.array([mark.bound_section(section) for mark in bounds], np.int64)
+            targets[chosen] = first + np.searchsorted(ends, times[chosen], side="right")
+    return targets
+
+
+def sort_rows_in_order(rows: pa.Table) -> pa.Table:
+    """Rows by section, event time, source, partition and position."""
+    rows = rows.unify_dictionaries().combine_chunks()
+    partitions = rows["_partition"].chunk(0)
+    names = partitions.dictionary.to_pylist()
+    ranks = {name: rank for rank, name in enumerate(sorted(set(names)))}
+    rank = np.array([ranks[name] for name in names], np.int64)[partitions.indices.to_numpy()]
+    members = rows["_so"].to_numpy().astype(np.int64) * len(ranks) + rank
+    keys = [rows["_seq"].to_numpy(), members, rows["_et"].to_numpy(), rows["_section"].to_numpy()]
+    # A key that is the same in all rows costs as much as others.
+    keys = [key for key in keys if (key != key[0]).any()]
+    return rows.take(pa.array(np.lexsort(keys))) if keys else rows
+
+
+def _read_segment(order: RangesOrder, ref: FileRef) -> tuple[pa.Table, tuple[int, int]]:
+    """The rows of a segment that have a target, and its counts of `FileAnswer.waiting`.
+
+    Raises:
+        FileUnreadableError: it is damaged.
+        TransientError: the store does not answer.
+    """
+    read = read_parquet_object(open_task_store(order.store), ref.key, ref.sha256)
+    sections, times = read["_section"].to_numpy(), read["_et"].to_numpy()
+    here, below = (_find_rows_from(sections, times, mark) for mark in (order.before, order.after))
+    # Rows below `before` left in an earlier epoch, although their segment still holds them.
+    chosen = here if ref.key in order.merged else here & ~below
+    chosen_rows = _conform_segment(order.spec, read.filter(pa.array(chosen)))
+    return chosen_rows, (int(here.sum()), int(below.sum()))
+
+
+def _find_rows_from(sections: _Ints, times: _Ints, mark: ReleaseMark) -> NDArray[np.bool_]:
+    same = (sections == mark.section) & (times >= mark.time)
+    found: NDArray[np.bool_] = (sections > mark.section) | same
+    return found
+
+
+def _conform_segment(spec: PipelineSpec, read: pa.Table) -> pa.Table:
+    """Rows of a segment as those of a unit; a column that is younger is null."""
+    columns: dict[str, Any] = {
+        name: get_column_or_nulls(read, name, to_arrow_type(kind))
+        for name, kind in spec.columns.items()
+    }
+    kinds = {"_source": _NAMES, "_partition": _NAMES}
+    for name in _KEYS:
+        own = read[name]
+        columns[name] = pc.dictionary_encode(own).cast(_NAMES) if name in kinds else own
+    return pa.table({**columns, "_late": np.zeros(read.num_rows, bool)})
+
+
+# The rows of both
+
+
+def _add_members(order: EventsOrder, rows: pa.Table) -> pa.Table:
+    """Name the members of rows that tasks have kept."""
+    indexes = sorted(order.members)
+    members = [order.members[index] for index in indexes]
+    codes = np.searchsorted(indexes, rows["_slice"].to_numpy()).astype(np.int32)
+    columns = {
+        "_section": np.full(rows.num_rows, order.section, np.int64),
+        "_tardy": np.array([one.tardy for one in members])[codes],
+        "_so": np.array([one.place for one in members], np.int32)[codes],
+        "_source": _encode_names([one.source for one in members], codes),
+        "_partition": _encode_names([one.partition for one in members], codes),
+    }
+    names = [name for name in rows.column_names if name not in ("_et", "_seq", "_late")]
+    own = {name: rows[name] for name in names}
+    places = {name: rows[name] for name in ("_et", "_seq")}
+    return pa.table({**own, **columns, **places, "_late": rows["_late"]})
+
+
+def _encode_names(names: list[str], codes: NDArray[np.int32]) -> pa.Array:
+    """Names by their numbers; a dictionary has each once."""
+    known = sorted(set(names))
+    place = np.array([known.index(name) for name in names], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(place[codes]), pa.array(known, pa.string()))
+
+
+def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positions: _Ints) -> None:
+    late = rows["_late"].to_numpy()
+    columns = {name: rows[name] for name in order.spec.columns}
+    for name in order.spec.row_columns.keys() - order.spec.columns.keys():
+        columns[name] = rows["_et"].cast(TIMESTAMP_UTC)
+    attempt = order.folders.attempt
+    columns |= {
+        "position": positions,
+        "section": rows["_section"],
+        "_late": pa.array(late | rows["_tardy"].to_numpy()),
+        "_source": rows["_source"].cast(pa.string()),
+        "_partition": rows["_partition"].cast(pa.string()),
+        "_seq": rows["_seq"],
+        "_timeline": np.full(rows.num_rows, attempt.timeline, np.int32),
+        "_epoch": np.full(rows.num_rows, attempt.slot, np.int64),
+    }
+    stem = f"{order.folders.table_prefix(EVENTS)}part-{answer.number:05d}"
+    time_column = order.spec.event_time_column
+    kind = f"table:{EVENTS}"
+    answer.file = store_task_rows(order.store, pa.table(columns), stem, kind, time_column, {})
+    found = pc.value_counts(columns["_source"]).to_pylist()
+    answer.counts = Counter({one["values"]: one["counts"] for one in found})
+    answer.flagged = int(late.sum())
+    answer.newest = _find_newest(rows.filter(pa.array(~late)) if answer.flagged else rows)
+
+
+def _find_newest(rows: pa.Table) -> ReleaseMark | None:
+    if not rows.num_rows:
+        return None
+    sections, times = rows["_section"].to_numpy(), rows["_et"].to_numpy()
+    section = int(sections.max())
+    return ReleaseMark(section, int(times[sections == section].max()))
+
+
+def _write_waiting(answer: FileAnswer, order: RangesOrder, rows: pa.Table) -> None:
+    sections = rows["_section"]
+    extra = {"section_min": sections[0].as_py(), "section_max": sections[-1].as_py()}
+    columns = {name: rows[name] for name in (*order.spec.columns, *_KEYS)}
+    columns |= {name: rows[name].cast(pa.string()) for name in ("_source", "_partition")}
+    stem = f"{order.folders.segment_stem(ORDER_KIND)}-{answer.number:05d}"
+    table = pa.table(columns)
+    answer.file = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)

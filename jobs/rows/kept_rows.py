@@ -1,0 +1,141 @@
+"""The rows that a task keeps for the events table until it is decided which of them leave.
+
+They stay in Spark's block manager, as pieces of Arrow streams, and a second job gets them. With
+them go neither names of sources nor positions: a slice has a number, which names its member.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.row_conditions import quote_name, time_below_sql
+from tidegate.jobs.spec.event_time_options import LatePolicy
+from tidegate.jobs.spec.pipeline import EVENTS
+
+from .cut_division import ReadUnit
+from .judged_rows import JudgedRows, adjust_late_rows
+from .late_rows import has_late_rows
+
+PIECE_BYTES: Final = 32 << 20
+"""About so many bytes of rows are one piece."""
+_SAMPLES: Final = 512
+
+
+@dataclass(frozen=True)
+class KeptPiece:
+    """Rows of a unit, as an Arrow stream."""
+
+    unit: int
+    data: pa.Buffer
+
+
+@dataclass(frozen=True)
+class KeptSummary:
+    """What a task keeps of its unit.
+
+    Attributes:
+        rows: index of a slice -> rows.
+        size: of all rows, in bytes.
+        late: rows that leave at once, flagged.
+        times: event times of rows at even distances, late ones apart.
+        late_times: those of late rows.
+    """
+
+    rows: Counter[int]
+    size: int
+    late: int
+    times: list[int]
+    late_times: list[int]
+
+
+def select_accepted_rows(judged: JudgedRows) -> Frame:
+    """Return the rows that join the events output, with `_late`.
+
+    Rows are adjusted where the late policy says so.
+    """
+    frame, policy = judged.data, judged.spec.release.on_late
+    assert frame is not None  # noqa: S101 - called with rows only
+    late = time_below_sql(judged.late_bound)
+    if policy is LatePolicy.ADJUST and late != "false":
+        # The frontier has passed their start, so they begin at the frontier. A row that ended
+        # before it cannot be moved and stays late.
+        start = max(judged.frontier, judged.late_bound)
+        frame = adjust_late_rows(frame, judged.spec, late, f"{start}L")
+    flagged = policy is LatePolicy.EMIT_FLAGGED
+    if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
+        frame = frame.where(f"NOT ({late})")
+    return frame.selectExpr("*", f"{late if flagged else 'false'} AS _late")
+
+
+def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Table:
+    """Return the rows of a unit that join the events output, in the order of the cut.
+
+    Args:
+        judged: the rows.
+        unit: what was read.
+        rows: its data rows as `slice_scan.scan_slice` has them; no copy is made of them if none is
+            set aside or late.
+    """
+    kinds = {name: to_arrow_type(kind) for name, kind in judged.spec.columns.items()}
+    if judged.aside is None and not has_late_rows(judged, EVENTS):
+        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
+        late = np.zeros(rows.num_rows, bool)
+    else:
+        names = [*map(quote_name, kinds), "_et", "_seq", "_late"]
+        member = "concat(_source, '/', _partition) AS _member"
+        rows = select_accepted_rows(judged).selectExpr(*names, member).toArrow()
+        members = pa.array([str(piece.member) for piece in unit.cut.slices])
+        slices = np.array(unit.indexes, np.int32)[
+            pc.index_in(rows["_member"], value_set=members).to_numpy()
+        ]
+        late = rows["_late"]
+    columns = {name: rows[name].cast(kind) for name, kind in kinds.items()}
+    columns |= {name: rows[name] for name in ("_et", "_seq")}
+    return pa.table({**columns, "_slice": slices, "_late": late})
+
+
+def summarize_kept_rows(kept: pa.Table) -> KeptSummary:
+    """Return what the driver has to know of the rows."""
+    counts = zip(*np.unique(kept["_slice"].to_numpy(), return_counts=True), strict=True)
+    late = kept["_late"].to_numpy()
+    times = kept["_et"].to_numpy()
+    return KeptSummary(
+        Counter({int(index): int(rows) for index, rows in counts}),
+        kept.nbytes,
+        int(late.sum()),
+        _sample_times(times[~late]),
+        _sample_times(times[late]),
+    )
+
+
+def _sample_times(times: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[int]:
+    found: list[int] = times[:: max(1, times.size // _SAMPLES)].tolist()
+    return found
+
+
+def encode_kept_rows(unit: int, kept: pa.Table) -> Iterator[KeptPiece]:
+    """Yield the rows as pieces of about `PIECE_BYTES`."""
+    pieces = -(-kept.nbytes // PIECE_BYTES)
+    step = -(-kept.num_rows // max(pieces, 1))
+    for first in range(0, kept.num_rows, max(step, 1)):
+        yield KeptPiece(unit, encode_rows(kept.slice(first, step)))
+
+
+def encode_rows(rows: pa.Table) -> pa.Buffer:
+    """Return rows as an Arrow stream, which is not compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue()
+
+
+def decode_rows(data: pa.Buffer) -> pa.Table:
+    """The way back of `encode_rows`."""
+    return pa.ipc.open_stream(data).read_all()

@@ -1,0 +1,196 @@
+"""The events of an epoch whose rows are with Spark's Python tasks: the second job.
+
+The driver plans it from what the tasks of the first job say of their rows, and sees none.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.rows.event_files import (
+    RANGE_BYTES,
+    EventMember,
+    EventsOrder,
+    FileAnswer,
+    RangesOrder,
+)
+from tidegate.jobs.rows.late_rows import SourceCounts
+from tidegate.jobs.rows.topic_reading import remove_settings
+from tidegate.jobs.spec.event_time_options import ReleaseMode
+from tidegate.jobs.spec.pipeline import EVENTS
+
+from .epoch_context import (
+    MANY_SEGMENTS,
+    SMALL_SEGMENT_ROWS,
+    EpochContext,
+    WrittenFiles,
+    has_rows_from_mark,
+)
+from .ordered_release import ReleasedRows, is_waiting_whole
+from .python_tasks import count_maps, run_events_job, run_release_job
+from .task_epochs import TaskScans
+
+_TABLE: Final = f"table:{EVENTS}"
+_SEGMENT_SAMPLES: Final = 64
+_UNPACKED: Final = 4
+"""How many times as large rows are in Arrow as in a Parquet file, about."""
+_Weights = list[tuple[ReleaseMark, float]]
+"""Some rows, each with how many there are like it."""
+
+
+def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
+    """Write the rows that leave, and the new segments of those that wait.
+
+    Raises:
+        TidegateError: a segment is damaged, the store does not answer, or rows were lost.
+    """
+    if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
+        return _write_all_rows(epoch, scans)
+    plan = _plan_release(epoch, scans)
+    if not plan.order.kept and not plan.order.segments:
+        return ReleasedRows(segments=plan.untouched)
+    found = run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
+    return _sum_answers(plan.untouched, found)
+
+
+def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
+    live = tuple(epoch.live_segments(ORDER_KIND))
+    if scans.kept is None:
+        return ReleasedRows(segments=live)
+    order = _make_order(epoch, scans)
+    rows = sum((a.kept.rows for a in scans.answers if a.kept is not None), Counter[int]())
+    firsts, position = {}, epoch.order.next_position
+    for index in sorted(rows, key=lambda i: (order.members[i].place, order.members[i].partition)):
+        firsts[index] = position
+        position += rows[index]
+    return _sum_answers(live, run_events_job(scans.kept, order, firsts))
+
+
+def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:
+    places = {name: place for place, name in enumerate(epoch.spec.sources)}
+    flagged = set(epoch.decision.flagged)
+    members = {
+        index: EventMember(
+            piece.member.source,
+            piece.member.partition,
+            places[piece.member.source],
+            str(piece.member) in flagged,
+        )
+        for index, piece in enumerate(scans.cut.slices)
+    }
+    kept = {
+        answer.number: answer.kept.rows.total() if answer.kept is not None else 0
+        for answer in scans.answers
+    }
+    folders, section = epoch.order.folders, epoch.decision.section
+    spec = remove_settings(epoch.spec)
+    return EventsOrder(spec, folders, epoch.store.url, section, members, kept)
+
+
+def _sum_answers(untouched: tuple[FileRef, ...], answers: list[FileAnswer]) -> ReleasedRows:
+    """What all files together are; `untouched` are the segments that stay as they are."""
+    files = [answer.file for answer in answers if answer.file is not None]
+    events = WrittenFiles(tuple(ref for ref in files if ref.kind == _TABLE))
+    waiting = WrittenFiles(tuple(ref for ref in files if ref.kind != _TABLE))
+    counts, counted = SourceCounts(), {ref.key: (0, ref.rows) for ref in waiting.refs}
+    for answer in answers:
+        counted |= answer.waiting
+        for source, rows in answer.counts.items():
+            counts[source, "released"] += rows
+    return ReleasedRows(
+        events,
+        (*untouched, *waiting.refs),
+        waiting,
+        counts,
+        max((a.newest for a in answers if a.newest is not None), default=None),
+        sum(answer.flagged for answer in answers),
+        counted,
+    )
+
+
+# In order
+
+
+@dataclass(frozen=True)
+class _ReleasePlan:
+    """A release job, and the segments that stay live as they are."""
+
+    order: RangesOrder
+    untouched: tuple[FileRef, ...]
+    shuffle: bool
+
+
+def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
+    before, after = epoch.decision.release_before, epoch.decision.release_after
+    live = epoch.live_segments(ORDER_KIND)
+    kept = [ref for ref in live if has_rows_from_mark(ref, after)]
+    small = [ref for ref in kept if ref.rows <= SMALL_SEGMENT_ROWS]
+    # With the one that this epoch writes there would be more.
+    merged = frozenset(ref.key for ref in small) if len(small) >= MANY_SEGMENTS else frozenset()
+    leaving = {ref.key for ref in epoch.releasable_segments()}
+    # Those of which a part has left are counted.
+    parts = {
+        ref.key
+        for ref in live
+        for mark in (before, after)
+        if has_rows_from_mark(ref, mark) and not is_waiting_whole(ref, mark)
+    }
+    read = tuple(ref for ref in live if ref.key in leaving | parts | merged)
+    weights = _gather_weights(epoch, scans, read)
+    summaries = [answer.kept for answer in scans.answers if answer.kept is not None]
+    size = sum(one.size for one in summaries) + sum(ref.bytes * _UNPACKED for ref in read)
+    shuffle = size > RANGE_BYTES
+    total = sum(weight for own in weights for _, weight in own)
+    ranges = tuple(_divide_ranges(own, size / total) if shuffle else () for own in weights)
+    order = RangesOrder(
+        **vars(_make_order(epoch, scans)),
+        before=before,
+        after=after,
+        position=epoch.order.next_position,
+        ranges=ranges,
+        segments=read,
+        merged=merged,
+        maps=count_maps(scans.kept, len(read), shuffle=shuffle),
+    )
+    untouched = tuple(ref for ref in kept if ref.key not in merged)
+    return _ReleasePlan(order, untouched, shuffle)
+
+
+def _gather_weights(
+    epoch: EpochContext, scans: TaskScans, read: Iterable[FileRef]
+) -> tuple[_Weights, _Weights, _Weights]:
+    """Samples of late rows that leave at once, of rows that leave in order, and that stay."""
+    late, leaving, staying = _Weights(), _Weights(), _Weights()
+    decision = epoch.decision
+    for answer in scans.answers:
+        if (kept := answer.kept) is not None:
+            late += _sample_rows(decision.section, kept.late_times, kept.late)
+            others = _sample_rows(decision.section, kept.times, kept.rows.total() - kept.late)
+            leaving += [one for one in others if one[0] < decision.release_after]
+            staying += [one for one in others if one[0] >= decision.release_after]
+    for ref in read:
+        low, high = ref.min_time or 0, ref.max_time or 0
+        step = (high - low) // _SEGMENT_SAMPLES + 1
+        own = _sample_rows(ref.extra["section_max"], [*range(low, high + 1, step)], ref.rows)
+        leaving += [one for one in own if one[0] < decision.release_after]
+        staying += [one for one in own if one[0] >= decision.release_after]
+    return late, leaving, staying
+
+
+def _sample_rows(section: int, times: list[int], rows: int) -> _Weights:
+    return [(ReleaseMark(section, time), rows / len(times)) for time in times]
+
+
+def _divide_ranges(weights: _Weights, row_size: float) -> tuple[ReleaseMark, ...]:
+    """Bounds between ranges of about `RANGE_BYTES`, of rows of so many bytes each."""
+    bounds, size = list[ReleaseMark](), 0.0
+    for mark, rows in sorted(weights):
+        if size >= RANGE_BYTES and mark > max(bounds, default=mark._replace(time=mark.time - 1)):
+            bounds.append(mark)
+            size = 0.0
+        size += rows * row_size
+    return tuple(bounds)

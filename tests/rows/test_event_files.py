@@ -1,0 +1,115 @@
+"""The files of the events without Spark: what tasks keep, cut and write."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.rows.units import FOLDERS, WINDOW, order_of, rows_at, slice_of
+from tests.spark.agreement import SECOND, spec_of
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import TransientError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, Member, ReleaseMark
+from tidegate.jobs.rows import cut_division, kept_rows
+from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.event_files import (
+    EventMember,
+    EventsOrder,
+    FileAnswer,
+    RangesOrder,
+    cut_rows,
+    write_targets,
+    write_unit_events,
+)
+from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
+from tidegate.jobs.rows.unit_reading import read_unit
+
+MEMBERS = {0: EventMember("a", "0", 0, False), 1: EventMember("b", "0", 1, True)}
+AFTER = ReleaseMark(0, 20 * SECOND)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[int, list[KeptPiece]]]:
+    """A store, and the rows of two units in small pieces."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    monkeypatch.setattr(kept_rows, "PIECE_BYTES", 100)
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}, "b": {}}, windows={"w": WINDOW})
+    draw = random.Random(3)
+    times = {name: [draw.randint(0, 30) for _ in range(50)] for name in "ab"}
+    cut = Cut(tuple(slice_of(store, Member(n), rows_at(*own)) for n, own in times.items()))
+    pieces = {}
+    for unit in divide_cut(cut, {}, store):
+        rows = read_unit(order_of(spec, store), unit).kept
+        assert rows is not None
+        pieces[unit.number] = list(encode_kept_rows(unit.number, rows))
+        assert len(pieces[unit.number]) > 1
+    return (spec, store), pieces
+
+
+def read_files(store: LocalStore, answers: list[FileAnswer], kind: str) -> pa.Table:
+    """The rows of all files of a kind, file by file."""
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    found = [a.file for a in answers if a.file is not None and a.file.kind == kind]
+    paths = [store.local_path(file.key) for file in found]
+    return pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths)
+
+
+def ranges_of(kept: Any, ranges: Any, maps: int = 2) -> RangesOrder:
+    """A release of the rows below `AFTER`."""
+    (spec, store), _ = kept
+    common = (spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
+    return RangesOrder(*common, FIRST_RELEASE_MARK, AFTER, 7, ranges, (), frozenset(), maps)
+
+
+def test_units_are_written_at_known_positions(kept: Any) -> None:
+    """The unit of the second slice may be written first."""
+    (spec, store), pieces = kept
+    order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
+    answers = [write_unit_events(order, {0: 5, 1: 55}, u, pieces[u]) for u in (1, 0)]
+    rows = read_files(store, answers, "table:events").sort_by("position")
+    assert rows["position"].to_pylist() == list(range(5, 105))
+    assert rows["_source"].to_pylist() == ["a"] * 50 + ["b"] * 50
+    assert rows["_late"].to_pylist() == [False] * 50 + [True] * 50
+    assert rows["_seq"].to_pylist() == [*range(50), *range(50)]
+
+
+def test_lost_rows_are_noticed(kept: Any) -> None:
+    """An object that has changed cannot be read again."""
+    (spec, store), pieces = kept
+    order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50})
+    answer = write_unit_events(order, {0: 5}, 0, pieces[0][:-1])
+    assert isinstance(answer.error, TransientError)
+    assert "of 50 rows" in str(answer.error)
+    ranges = ranges_of(kept, ((), (), ()), maps=1)
+    for answer in write_targets(ranges, cut_rows(ranges, 0, pieces[0])):
+        assert isinstance(answer.error, TransientError)
+
+
+def test_ranges_are_the_same_however_the_rows_arrive(kept: Any) -> None:
+    """Sorted by time, source, partition and position, with contiguous positions."""
+    (_, store), pieces = kept
+    marks = [ReleaseMark(0, t * SECOND) for t in (5, 11)]
+    one = ranges_of(kept, ((), (), ()), maps=1)
+    every = [piece for own in pieces.values() for piece in own]
+    whole = list(write_targets(one, cut_rows(one, 0, every)))
+    many = ranges_of(kept, ((), tuple(marks), (ReleaseMark(0, 25 * SECOND),)))
+    shipped = [item for task in (1, 0) for item in cut_rows(many, task, reversed(pieces[task]))]
+    cut = list(write_targets(many, shipped))
+    assert [answer.number for answer in cut] == list(range(6))
+    for kind in ("table:events", "order"):
+        assert read_files(store, cut, kind) == read_files(store, whole, kind)
+    rows = read_files(store, cut, "table:events")
+    assert rows["position"].to_pylist() == list(range(7, 7 + rows.num_rows))
+    keys = list(zip(*(rows[c].to_pylist() for c in ("t", "_source", "_seq")), strict=True))
+    assert keys == sorted(keys)
+    assert max(a.newest for a in cut if a.newest is not None) < AFTER
+    waiting = read_files(store, cut, "order")
+    assert waiting["_et"].to_pylist() == sorted(waiting["_et"].to_pylist())
+    assert waiting["_et"][0].as_py() >= AFTER.time

@@ -1,0 +1,61 @@
+"""Slices of a cut, and the order of the tasks that read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tests.spark.agreement import SECOND, table_of
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.engine.interfaces import Slice, join_seq
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows.unit_reading import ReadOrder
+from tidegate.jobs.sources.object_inspection import Footer, read_footer
+from tidegate.time_units import TICK_MIN
+
+WINDOW = {
+    "kind": "tumbling",
+    "size": "10s",
+    "keys": ["k"],
+    "aggregates": {"n": "count(*)", "s": "sum(v)"},
+}
+FOLDERS = AttemptFolders(BucketLayout("p"), CheckpointId(0, 7, "abcdef"))
+
+
+def slice_of(store: LocalStore, member: Member, rows: list[dict[str, Any]]) -> Slice:
+    """A slice of one new object; without rows it is empty."""
+    if not rows:
+        return Slice(member, 0, 0)
+    key = f"inbox/{member.source}/{member.partition}.parquet"
+    path = store.local_path(key)
+    assert path is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table_of(rows), path)
+    data = path.read_bytes()
+    footer = read_footer(len(data), lambda start, length: data[start : start + length])
+    assert isinstance(footer, Footer)
+    part = {
+        "key": key,
+        "etag": "e",
+        "size": len(data),
+        "ordinal": 0,
+        "rows": len(rows),
+        "row_start": 0,
+        "row_end": len(rows),
+        "columns": footer.columns,
+    }
+    return Slice(member, 0, join_seq(0, len(rows)), (part,))
+
+
+def rows_at(*seconds: int) -> list[dict[str, Any]]:
+    """Rows at these times."""
+    return [{"t": s * SECOND, "k": "x", "n": 1, "v": 0.1} for s in seconds]
+
+
+def order_of(
+    spec: Any, store: LocalStore, frontier: int = TICK_MIN, most_bytes: int = 1 << 20
+) -> ReadOrder:
+    """What the units of a cut have in common; no row is late for the events."""
+    return ReadOrder(spec, frontier, TICK_MIN, frontier, FOLDERS, store.url, most_bytes)
