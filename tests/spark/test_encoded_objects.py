@@ -155,7 +155,7 @@ def test_tasks_decode_what_the_oracle_decodes(
 def test_tasks_write_events_of_objects_that_they_decode(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, mode: str
 ) -> None:
-    """Of rows that `where` keeps, late ones flagged; a line that is no row is a dead letter."""
+    """Of rows that `where` keeps, late ones flagged; a line without a row is a dead letter."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
     draw = random.Random(form)
     release = {"mode": mode, "on_late": "emit_flagged"}
