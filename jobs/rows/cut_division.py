@@ -5,7 +5,7 @@ the same rows are made of the same parts and merged in the same order on every c
 of doubles are the same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ DIVISION: Final = 1
 UNIT_BYTES: Final = 4 << 20
 _REQUEST_BYTES: Final = 256 << 10
 """What opening an object counts for."""
+_MESSAGE_BYTES: Final = 100
+"""What an offset of a topic counts for: a plan does not know the sizes of messages."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,37 @@ def divide_cut(cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
     ]
 
 
-def _group_slices(cut: Cut) -> Iterator[tuple[int, ...]]:
-    group: list[int] = []
-    size = 0.0
-    for index, piece in enumerate(cut.slices):
-        if not piece.parts:
-            continue
-        own = sum(map(_measure_part, piece.parts))
-        if group and size + own > UNIT_BYTES:
-            yield tuple(group)
-            group, size = [], 0.0
-        group.append(index)
-        size += own
-    if group:
-        yield tuple(group)
+def _group_slices(cut: Cut) -> list[tuple[int, ...]]:
+    filled = [index for index, piece in enumerate(cut.slices) if piece.parts]
+    sizes = [sum(map(_measure_part, cut.slices[index].parts)) for index in filled]
+    return [tuple(filled[place] for place in group) for group in _group_by_size(sizes)]
+
+
+def group_by_size(sizes: Sequence[float]) -> list[tuple[int, ...]]:
+    """Return the places of things in groups of about `UNIT_BYTES`, in their order.
+
+    A larger thing is alone. Each counts for one request more than its bytes.
+    """
+    return _group_by_size([size + _REQUEST_BYTES for size in sizes])
+
+
+def _group_by_size(sizes: Sequence[float]) -> list[tuple[int, ...]]:
+    groups: list[tuple[int, ...]] = []
+    total = 0.0
+    for place, size in enumerate(sizes):
+        if groups and total + size <= UNIT_BYTES:
+            groups[-1] += (place,)
+            total += size
+        else:
+            groups.append((place,))
+            total = size
+    return groups
 
 
 def _measure_part(part: JsonView) -> float:
     rows = part["row_end"] - part["row_start"]
+    if "kafka" in part:
+        return float(rows * _MESSAGE_BYTES + _REQUEST_BYTES)
     return float(part["size"] * rows / max(part["rows"], 1) + _REQUEST_BYTES)
 
 

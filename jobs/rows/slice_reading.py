@@ -62,7 +62,7 @@ class CutPart:
         ordinal: place of the object in its member.
         rows: of the whole object.
         row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
-        path: the whole object as a local file, or its bytes.
+        path: the whole object as a local file, or its bytes; of a topic, the rows of the range.
         columns: physical column -> Arrow type text, as planned.
     """
 
@@ -73,7 +73,7 @@ class CutPart:
     rows: int
     row_start: int
     row_end: int
-    path: Path | io.BytesIO
+    path: Path | io.BytesIO | pa.Table
     columns: tuple[tuple[str, str], ...]
 
     @property
@@ -208,6 +208,8 @@ def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
 def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> pa.Table:
     """Columns of an object, or of one of its row groups."""
     try:
+        if isinstance(part.path, pa.Table):
+            return part.path.select(names)
         file = open_parquet_file(part.path)
         return file.read(columns=names) if group is None else file.read_row_group(group, names)
     except (pa.ArrowException, OSError) as error:

@@ -3,7 +3,6 @@
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.eventtime.decider import uses_exact_order
 from tidegate.jobs.rules.native_support import explain_unproven_fold, explain_unproven_rows
-from tidegate.jobs.sources.object_decoding import needs_decoding
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
@@ -12,6 +11,7 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
+from .topic_reading import explain_other_topic
 
 
 def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | None:
@@ -51,8 +51,10 @@ def _explain_release(spec: PipelineSpec) -> str | None:
 
 
 def _explain_source(source: SourceSpec) -> str | None:
-    if source.kind != "objects" or needs_decoding(source) or source.table is not None:
-        return "not plain Parquet objects"
+    if source.kafka is not None and (reason := explain_other_topic(source)) is not None:
+        return reason
+    if source.kind not in ("objects", "kafka") or source.table is not None:
+        return "neither objects nor a topic"
     return None
 
 

@@ -8,12 +8,12 @@ Files carry the attempt's id and a random name. A task that runs twice writes ot
 those of the answer that Spark takes are named by the manifest.
 """
 
-import io
+from __future__ import annotations
+
 import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.s3_store import S3Store
 from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
@@ -29,7 +28,7 @@ from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 
-from .attempt_files import open_task_store, store_task_rows
+from .attempt_files import store_task_rows
 from .cut_division import ReadUnit
 from .dead_rows import (
     CONDITION_GROUP,
@@ -55,8 +54,10 @@ from .late_rows import (
     show_set_aside,
 )
 from .member_scan import MemberScan
-from .slice_reading import PLANNED, CutPart, select_provenance
+from .object_reading import make_part, open_part
+from .slice_reading import CutPart, select_provenance
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
+from .topic_reading import read_topic_ranges
 
 ANSWER_BYTES: Final = 64 << 20
 """Partial aggregates that the answers of one job may bring to the driver, compressed."""
@@ -106,7 +107,8 @@ class UnitAnswer:
 
     Attributes:
         rows: all rows that were read.
-        read_bytes: of the objects.
+        read_bytes: of the objects, and of the rows of topics.
+        missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
         kept: the rows for the events; None without an events table.
@@ -124,6 +126,7 @@ class UnitAnswer:
     number: int
     rows: int = 0
     read_bytes: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
     kept: KeptSummary | None = None
@@ -148,6 +151,11 @@ class TaskReport:
     parent: int
     cpu: float
 
+    @classmethod
+    def measure_since(cls, begun: float) -> TaskReport:
+        """Return what this process has cost since `time.process_time` was `begun`."""
+        return cls(os.getpid(), os.getppid(), time.process_time() - begun)
+
 
 @dataclass(frozen=True)
 class UnitReading:
@@ -170,18 +178,22 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
         answer.error = error
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
-    report = TaskReport(os.getpid(), os.getppid(), time.process_time() - begun)
-    return UnitReading(answer, report, kept)
+    return UnitReading(answer, TaskReport.measure_since(begun), kept)
 
 
 def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
     """Read, judge and fold the rows; return those that are kept for the events."""
+    ranges = read_topic_ranges(order.spec, unit.cut)
     parts = [
-        _open_part(index, part, unit.uris[part["key"]])
+        make_part(index, part, ranges[part["key"]].rows)
+        if part["key"] in ranges
+        else open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
     answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
+    answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
+    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)
@@ -291,23 +303,6 @@ def _write_table(
     """Write a file of an output table; `time` as in `store_file`."""
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
     return (store_task_rows(order.store, rows, stem, f"table:{table}", time, {}),)
-
-
-def _open_part(index: int, part: dict[str, object], uri: str) -> CutPart:
-    """One object of a slice: in place if it is a file, else fetched as it was planned.
-
-    Raises:
-        TransientError: the store does not answer, or the object has changed.
-    """
-    planned = {name: part[name] for name in PLANNED}
-    columns: dict[str, str] = part["columns"]  # type: ignore[assignment]
-    path: Path | io.BytesIO = Path(uri)
-    if "://" in uri:
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        store = open_task_store(f"s3://{bucket}")
-        assert isinstance(store, S3Store)  # noqa: S101 - by its address
-        path = io.BytesIO(store.get_version(key, str(part["etag"])))
-    return CutPart(member=index, path=path, columns=tuple(columns.items()), **planned)  # type: ignore[arg-type]
 
 
 def encode_table(table: pa.Table) -> bytes:

@@ -3,27 +3,38 @@
 Keys below the path of a source whose format needs decoding give the decoded object, under the ETag
 of the original. A source with a full address has keys ``@<source>/...``. All other keys lead to the
 pipeline's own store. So the engine, the movers, replay and the independent check know one kind of
-object only. The decoded copies are a cache in the scratch folder and may vanish at any time.
+object only. The decoded copies are a cache in the scratch folder and may vanish at any time. Where
+Spark's tasks read the rows, they decode the originals, and there are no copies.
 """
+
+from __future__ import annotations
 
 import hashlib
 import os
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import ObjectInfo, Store, StoredObject
-from tidegate.errors import PoisonError
+from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
 from .object_decoding import BadObject, decode_to_parquet, needs_decoding, parse_folder_values
 
+if TYPE_CHECKING:
+    from .object_inspection import Footer, InspectedObject
+
+TaskInspector = Callable[
+    [str, Sequence[ObjectInfo], Callable[[str], str]],
+    "Sequence[InspectedObject | TidegateError]",
+]
+"""(source, its objects, key -> address) -> what each holds, or why the store did not give it."""
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"
 """Begins the names of offset ranges, which the mover fetches by itself."""
@@ -71,19 +82,49 @@ class InputView:
             for name, source in sources.items()
             if needs_decoding(source)
         }
+        self._task_inspector: TaskInspector | None = None
+        self._inspected: dict[str, InspectedObject | TidegateError] = {}
         self._lock = threading.Lock()
         # (key, ETag) -> decoded copy and its size, oldest first.
         self._cache: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
         self._cached_bytes = 0
 
-    def inspect_object(self, key: str) -> tuple[str, int, Path | BadObject] | None:
-        """Return ETag and size of the original, and its decoded copy or why it cannot be decoded.
+    def let_tasks_inspect(self, inspect: TaskInspector | None) -> None:
+        """Let Spark's tasks inspect objects that are not read in place; without, this process does.
 
-        None if the object needs no decoding. The cache may remove the copy later.
+        Tasks decode such objects by themselves, each time they read them.
+        """
+        self._task_inspector = inspect
+
+    def describe_objects_in_tasks(self, source: str, entries: Sequence[ObjectInfo]) -> None:
+        """Inspect those of some objects of a source that need decoding, if tasks are to do it.
+
+        `inspect_object` returns what they have found, once.
+        """
+        wanted = [one for one in entries if self._find_decoded_source(one.key) is not None]
+        self._inspected.clear()
+        if wanted and self._task_inspector is not None:
+            found = self._task_inspector(source, wanted, self.uri)
+            self._inspected |= {one.key: own for one, own in zip(wanted, found, strict=True)}
+
+    def inspect_object(self, key: str) -> tuple[str, int, Path | Footer | BadObject] | None:
+        """Return ETag and size of the original, and what it holds or why it cannot be decoded.
+
+        Tasks say what it holds, or a decoded copy does, which the cache may remove later. None
+        if the object needs no decoding.
 
         Raises:
             NotFoundError: there is no such object.
+            TransientError: the store does not give it.
         """
+        found = self._inspected.pop(key, None)
+        if isinstance(found, TidegateError):
+            raise found
+        if found is not None:
+            return found.etag, found.size, found.content
+        return self._decode_object(key)
+
+    def _decode_object(self, key: str) -> tuple[str, int, Path | BadObject] | None:
         source = self._find_decoded_source(key)
         if source is None:
             return None
@@ -144,10 +185,10 @@ class InputView:
 
     def _get_decoded_copy(self, key: str) -> tuple[str, Path] | None:
         """Return ETag and decoded copy; None if the key needs no decoding."""
-        inspected = self.inspect_object(key)
-        if inspected is None:
+        decoded = self._decode_object(key)
+        if decoded is None:
             return None
-        etag, _, content = inspected
+        etag, _, content = decoded
         if isinstance(content, BadObject):
             # Not in the catalogue: the code names the reason of the dead letter.
             raise PoisonError(

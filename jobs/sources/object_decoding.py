@@ -84,7 +84,9 @@ def needs_decoding(spec: SourceSpec) -> bool:
     )
 
 
-def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> BadObject | None:
+def decode_to_parquet(
+    key: str, data: bytes, spec: SourceSpec, out: Path | io.BytesIO
+) -> BadObject | None:
     """Write an object as one Parquet file; times are cut to microseconds.
 
     Args:
@@ -99,10 +101,37 @@ def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> Bad
     Raises:
         OSError: the file cannot be written.
     """
+    table = _decode_object(key, data, spec, _read_object)
+    return table if isinstance(table, BadObject) else _write_table(table, spec, out)
+
+
+def describe_decoded_object(
+    key: str, data: bytes, spec: SourceSpec
+) -> tuple[int, io.BytesIO] | BadObject:
+    """Return the number of rows that `decode_to_parquet` writes, and a file with its columns.
+
+    Texts are counted only, so this takes a fraction of the time.
+    """
+    sizes: list[int] = []
+
+    def read(data: bytes, spec: SourceSpec) -> pa.Table:
+        """Read an object, or of texts only the columns."""
+        size, table = _read_columns(data, spec)
+        sizes.append(size)
+        return table
+
+    table, out = _decode_object(key, data, spec, read), io.BytesIO()
+    bad = table if isinstance(table, BadObject) else _write_table(table, spec, out)
+    return (sizes[0], out) if bad is None else bad
+
+
+def _decode_object(
+    key: str, data: bytes, spec: SourceSpec, read: Callable[[bytes, SourceSpec], pa.Table]
+) -> pa.Table | BadObject:
     if not data:
         return BadObject("empty_object", "the object has no bytes")
     try:
-        table = _read_object(decompress_object(key, data), spec)
+        table = read(decompress_object(key, data), spec)
         # The values of some columns of a lakehouse table are only in the names of folders.
         for name, value in parse_folder_values(key).items() if spec.table is not None else ():
             if name not in table.column_names:
@@ -114,9 +143,13 @@ def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> Bad
     if both:
         names = ", ".join(both)
         return BadObject("unknown_column", f"both the old and the new name of {names} are there")
+    return table.rename_columns([renamed.get(name, name) for name in table.column_names])
+
+
+def _write_table(table: pa.Table, spec: SourceSpec, out: Path | io.BytesIO) -> BadObject | None:
     try:
         pq.write_table(
-            table.rename_columns([renamed.get(name, name) for name in table.column_names]),
+            table,
             out,
             coerce_timestamps="us",
             allow_truncated_timestamps=True,
@@ -124,7 +157,8 @@ def decode_to_parquet(key: str, data: bytes, spec: SourceSpec, out: Path) -> Bad
         )
     # A time out of range. A full disk is an OSError, which is not the object's fault.
     except (pa.ArrowException, ValueError) as error:
-        out.unlink(missing_ok=True)
+        if isinstance(out, Path):
+            out.unlink(missing_ok=True)
         return _describe_unreadable(spec, error)
     return None
 
@@ -171,10 +205,25 @@ _DECOMPRESS_BY_ENDING: dict[str, Callable[[bytes], bytes]] = {
 def _read_object(data: bytes, spec: SourceSpec) -> pa.Table:
     match spec.format:
         case "json":
-            return _read_json_lines(data, spec)
+            return _read_json_lines(_split_json_lines(data), spec)
         case "csv":
-            return _read_csv_object(data, spec)
+            return _cast_texts(_read_csv_texts(data, spec), spec)
     return read_typed_object(data, spec.format)
+
+
+def _read_columns(data: bytes, spec: SourceSpec) -> tuple[int, pa.Table]:
+    """Return the number of rows, and a table with the columns, which may have no rows."""
+    if spec.format == "json":
+        lines = _split_json_lines(data)
+        columns = _read_json_lines([], spec)
+        if spec.evolution.added == "ignore":
+            columns = _add_marked_fields(columns, _list_unknown_fields(lines, spec))
+        return len(lines), columns
+    if spec.format == "csv":
+        texts = _read_csv_texts(data, spec)
+        return texts.num_rows, _cast_texts(texts.slice(0, 0), spec)
+    table = _read_object(data, spec)
+    return table.num_rows, table
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
@@ -215,11 +264,30 @@ def find_int96_columns(metadata: Any) -> set[str]:
     return {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
 
 
-def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
-    """Read one JSON object per line; empty lines are not rows and do not count."""
+def _split_json_lines(data: bytes) -> list[bytes]:
+    """Return the lines; empty ones are not rows and do not count."""
     # A byte order mark is before the first line, or before others where files were joined.
     lines = (line.removeprefix(codecs.BOM_UTF8) for line in data.split(b"\n"))
-    texts = [decode_line(line) for line in lines if line.strip()]
+    return [line for line in lines if line.strip()]
+
+
+def _to_text_table(lines: list[bytes]) -> pa.Table:
+    texts = [decode_line(line) for line in lines]
+    return pa.table(
+        {
+            "line": pa.array([text for text, _ in texts], pa.string()),
+            "is_text": pa.array([is_text for _, is_text in texts], pa.bool_()),
+        }
+    )
+
+
+_IS_OBJECT = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
+_UNKNOWN_FIELDS = """list_filter(CASE WHEN ok THEN json_keys(line) END,
+    lambda k: NOT list_contains($names, k))"""
+
+
+def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
+    """Read one JSON object per line."""
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns
@@ -230,36 +298,46 @@ def _read_json_lines(data: bytes, spec: SourceSpec) -> pa.Table:
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
     ignored = spec.evolution.added == "ignore"
     rows = query_table(
-        pa.table(
-            {
-                "line": pa.array([text for text, _ in texts], pa.string()),
-                "is_text": pa.array([is_text for _, is_text in texts], pa.bool_()),
-            }
-        ),
-        f"""WITH judged AS (
-            SELECT line, is_text,
-                CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END AS ok
-            FROM rows),
-        named AS (
-            SELECT *, list_filter(CASE WHEN ok THEN json_keys(line) END,
-                lambda k: NOT list_contains($names, k)) AS _unknown
-            FROM judged)
+        _to_text_table(lines),
+        f"""WITH judged AS (SELECT line, is_text, {_IS_OBJECT} AS ok FROM rows),
+        named AS (SELECT *, {_UNKNOWN_FIELDS} AS _unknown FROM judged)
         SELECT line AS {BAD_TEXT}, {columns}, _unknown,
             CASE WHEN NOT is_text THEN 'the line is not UTF-8'
             WHEN NOT ok THEN 'the line is not a JSON object'
             WHEN len(_unknown) > 0 AND NOT {ignored}
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
-        {"names": [*spec.columns, *spec.evolution.renamed]},
+        {"names": _list_known_fields(spec)},
         for_frames=True,
     )
     unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
-    rows = rows.drop_columns(["_unknown"])
-    # A column of nulls for each name that the schema lacks, so that its rows are counted.
-    for name in sorted(set(unknown))[:_MAX_MARKED_COLUMNS]:
+    rows = _add_marked_fields(rows.drop_columns(["_unknown"]), unknown)
+    return _cast_texts(_restore_exact_numbers(rows, spec), spec)
+
+
+def _list_unknown_fields(lines: list[bytes], spec: SourceSpec) -> list[str]:
+    """Return the names that the schema lacks."""
+    found = query_table(
+        _to_text_table(lines),
+        f"""WITH judged AS (SELECT line, {_IS_OBJECT} AS ok FROM rows)
+        SELECT DISTINCT unnest({_UNKNOWN_FIELDS}) AS name FROM judged""",
+        {"names": _list_known_fields(spec)},
+        for_frames=True,
+    )
+    names: list[str] = found["name"].to_pylist()
+    return names
+
+
+def _add_marked_fields(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Add a column of nulls for each name that the schema lacks, so that its rows are counted."""
+    for name in sorted(names)[:_MAX_MARKED_COLUMNS]:
         if name.lower() not in map(str.lower, rows.column_names):  # see `_drop_lookalikes`
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.string()))
-    return _cast_texts(_restore_exact_numbers(rows, spec), spec)
+    return rows
+
+
+def _list_known_fields(spec: SourceSpec) -> list[str]:
+    return [*spec.columns, *spec.evolution.renamed]
 
 
 def _list_field_names(column: str, spec: SourceSpec) -> list[str]:
@@ -326,7 +404,7 @@ def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     return names
 
 
-def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
+def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
     marked = add_marks(data, spec.parse.delimiter, spec.parse.quote)
     names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
     table, broken = _parse_csv(marked.data, names, spec)
@@ -346,9 +424,8 @@ def _read_csv_object(data: bytes, spec: SourceSpec) -> pa.Table:
         reasons = pa.compute.if_else(has_mark, why, reasons)
         row_texts = pa.compute.replace_substring(row_texts, mark, "\ufffd")
     texts = pa.table([*columns, reasons, row_texts], names=[*names, BAD_REASON, BAD_TEXT])
-    texts = _drop_lookalikes(texts, spec)
     broken = {number: marked.clean(text) for number, text in broken.items()}
-    return _cast_texts(_insert_broken_rows(texts, broken), spec)
+    return _insert_broken_rows(_drop_lookalikes(texts, spec), broken)
 
 
 def _quote_values(column: pa.ChunkedArray, spec: SourceSpec) -> pa.ChunkedArray:

@@ -2,10 +2,10 @@
 
 import io
 import struct
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,13 @@ from tidegate.json_types import JsonView
 
 from .errors import OBJECT_VANISHED
 from .input_view import InputView
-from .object_decoding import BAD_REASON, BAD_TEXT, BadObject, find_int96_columns
+from .object_decoding import (
+    BAD_REASON,
+    BAD_TEXT,
+    BadObject,
+    describe_decoded_object,
+    find_int96_columns,
+)
 from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1
@@ -79,7 +85,7 @@ class ObjectInspector:
 
     def __post_init__(self) -> None:
         # By ETag and time, too: an object of the same name may have been replaced.
-        self._read_once = lru_cache(_MAX_CACHED_OBJECTS)(self._read_object)
+        self._known: OrderedDict[ObjectInfo, InspectedObject] = OrderedDict()
 
     def inspect_entries(self, entries: Sequence[ObjectInfo]) -> Iterator[InspectedObject]:
         """Yield the inspected objects in order.
@@ -92,7 +98,13 @@ class ObjectInspector:
         """
         remaining = iter(entries)
         while batch := list(islice(remaining, 4 * READ_THREADS)):
-            yield from map_in_threads(self._inspect_entry, batch, READ_THREADS)
+            found = map_in_threads(self._find_entry, batch, READ_THREADS)
+            if isinstance(self._store, InputView):
+                unknown = [one for one in found if isinstance(one, ObjectInfo)]
+                self._store.describe_objects_in_tasks(self._source, unknown)
+            yield from map_in_threads(self._read_entry, found, READ_THREADS)
+            while len(self._known) > _MAX_CACHED_OBJECTS:
+                self._known.popitem(last=False)
 
     def reopen_pinned_object(self, pinned: JsonView) -> InspectedObject:
         """Return the object whose beginning was consumed, as it was pinned.
@@ -105,7 +117,8 @@ class ObjectInspector:
             content = BadObject("changed_object", describe_change(pinned, head))
         return InspectedObject(pinned["key"], pinned["etag"], pinned["size"], content)
 
-    def _inspect_entry(self, entry: ObjectInfo) -> InspectedObject:
+    def _find_entry(self, entry: ObjectInfo) -> InspectedObject | ObjectInfo:
+        """Return the inspected object if it is known or needs no reading, else its description."""
         if self._spec.table is not None:
             reason = rewrite_reason(entry.key[len(self._prefix) :])
             if reason is not None:
@@ -116,7 +129,13 @@ class ObjectInspector:
                 detail = "the object is gone; it was there when it was found"
                 return InspectedObject(entry.key, "", 0, BadObject("changed_object", detail))
             entry = head
-        return self._read_once(entry)
+        return self._known.get(entry, entry)
+
+    def _read_entry(self, found: InspectedObject | ObjectInfo) -> InspectedObject:
+        if isinstance(found, InspectedObject):
+            return found
+        read = self._known[found] = self._read_object(found)
+        return read
 
     def _read_object(self, entry: ObjectInfo) -> InspectedObject:
         try:
@@ -132,8 +151,8 @@ class ObjectInspector:
         if isinstance(self._store, InputView):
             decoded = self._store.inspect_object(entry.key)
             if decoded is not None:
-                etag, size, copy = decoded
-                return etag, size, copy if isinstance(copy, BadObject) else _describe_columns(copy)
+                etag, size, found = decoded
+                return etag, size, _describe_columns(found) if isinstance(found, Path) else found
         if entry.size <= _WHOLE_READ_BYTES:
             stored = self._store.get(entry.key)
             size = len(stored.data)
@@ -166,6 +185,16 @@ class ObjectInspector:
             detail = f"there is no column {', '.join(missing)}"
             return BadObject("missing_column", detail, footer.rows)
         return None
+
+
+def describe_encoded_object(key: str, data: bytes, spec: SourceSpec) -> Footer | BadObject:
+    """Return the rows and columns of an object's decoded copy, or why there is none."""
+    found = describe_decoded_object(key, data, spec)
+    if isinstance(found, BadObject):
+        return found
+    rows, file = found
+    described = _describe_columns(file)
+    return described if isinstance(described, BadObject) else Footer(rows, described.columns)
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:

@@ -2,7 +2,7 @@
 
 Each row carries its position in the partition, or the reason why it could not be decoded.
 
-JSON and Avro are decoded by Spark's own functions; `json_decoding` takes plain JSON objects of
+JSON and Avro are decoded by Spark's own functions; `json_messages` takes plain JSON objects of
 large ranges before. Protobuf is decoded in Spark's Python workers by the Protobuf library, and its
 values are cast like JSON's: Spark's own package for it is not to be had everywhere (see
 docs/decisions/0073).
@@ -15,28 +15,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StringType, StructType
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.rows.column_casts import (
     cast_with_check_sql,
     declared_to_spark_type,
     spark_to_arrow_type,
 )
+from tidegate.jobs.rows.json_messages import (
+    PARTITION,
+    get_kafka_options,
+    list_field_kinds,
+    list_former_names,
+    list_payload_columns,
+)
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema, build_range_schema
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from .json_decoding import PARTITION, PlainMessages
 from .protobuf_decoding import (
     find_message_index,
     make_payload_reader,
@@ -53,7 +57,6 @@ The number of the schema, where it is not known (yet) or cannot be used.
 _WHOLE_NUMBER_PATTERN = r"\\A\\s*[+-]?[0-9]+\\s*\\z"
 # A sign counts only behind a time of day: the end of a plain date is not a zone.
 _ZONE_PATTERN = r"(Z|z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?)\\z"
-_PLAIN_KINDS = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
 _CORRUPT_COLUMN = "_tidegate_bad"
 _STRICT_JSON_OPTIONS = (
     "map('allowSingleQuotes', 'false', 'allowNonNumericNumbers', 'false',"
@@ -85,26 +88,6 @@ class _DecodedPayload(NamedTuple):
     values: dict[str, str]
     why: str
     faults: list[tuple[str, str]]
-
-
-def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
-    """Return how workers read a topic; None if one of its columns needs Spark SQL."""
-    kafka = get_kafka_options(source)
-    named = {kafka.key: "key", kafka.timestamp: "timestamp"}
-    envelope = {column: own for column, own in named.items() if column is not None}
-    payload = _list_payload_columns(source)
-    known = all(kind in _PLAIN_KINDS or kind.startswith("decimal") for kind in payload.values())
-    text_key = kafka.key is None or source.columns[kafka.key] == "string"
-    if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
-        return None
-    return PlainMessages(
-        pa.schema(to_arrow_types(_list_field_kinds(source))),
-        build_range_schema(source).append(pa.field(PARTITION, pa.int32())),
-        _list_former_names(source),
-        envelope,
-        source.evolution.added == "ignore",
-        TICKS_PER_UNIT.get(source.parse.timestamps),
-    )
 
 
 def decode_messages(
@@ -201,24 +184,6 @@ def _require_usable_schema(payload: str, message: str | None, schema: bytes) -> 
         require_message(schema, message)
 
 
-def _list_payload_columns(source: SourceSpec) -> dict[str, str]:
-    """Column -> declared kind, of those that do not come from beside the payload."""
-    kafka = get_kafka_options(source)
-    beside = (kafka.key, kafka.timestamp, *kafka.headers)
-    return {name: kind for name, kind in source.columns.items() if name not in beside}
-
-
-def _list_former_names(source: SourceSpec) -> dict[str, str]:
-    """Column -> the name that its field had before."""
-    return {new: before for before, new in source.evolution.renamed.items()}
-
-
-def get_kafka_options(source: SourceSpec) -> KafkaOptions:
-    """The options of a source that is a topic."""
-    assert source.kafka is not None  # noqa: S101
-    return source.kafka
-
-
 def _select_envelope_columns(source: SourceSpec) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Columns that come from beside the payload, and the faults of their values."""
     kafka = get_kafka_options(source)
@@ -268,8 +233,8 @@ def _decode_json(
     so that one bad value is not taken for a bad message. Where the text does not show that all its
     keys are in the schema, they are listed.
     """
-    old = _list_former_names(source)
-    kinds = _list_field_kinds(source)
+    old = list_former_names(source)
+    kinds = list_field_kinds(source)
     read = {name: own for name, kind in kinds.items() if (own := _NATIVE_JSON_TYPES.get(kind))}
     frame = messages.selectExpr("*", "CAST(value AS string) AS _s")
     types = {name: _NATIVE_JSON_TYPES.get(kind, "string") for name, kind in kinds.items()}
@@ -308,13 +273,6 @@ def _decode_json(
     return found
 
 
-def _list_field_kinds(source: SourceSpec) -> dict[str, str]:
-    """Field of a message -> declared kind; a renamed column has two fields."""
-    payload = _list_payload_columns(source)
-    renamed = source.evolution.renamed.items()
-    return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
-
-
 def _from_json_sql(fields: Mapping[str, str]) -> str:
     """The fields of an object.
 
@@ -349,9 +307,9 @@ def _cast_texts(
     text_of: Callable[[str], str],
 ) -> _DecodedPayload:
     """Values cast from texts; one that does not fit is a fault of its row."""
-    old = _list_former_names(source)
+    old = list_former_names(source)
     values, faults, casts = {}, [], []
-    for number, (name, kind) in enumerate(_list_payload_columns(source).items()):
+    for number, (name, kind) in enumerate(list_payload_columns(source).items()):
         raw = f"coalesce({text_of(name)}, {text_of(old[name])})" if name in old else text_of(name)
         if kind == "string":
             values[name] = raw
@@ -420,9 +378,9 @@ def _decode_avro(
         )
         record: Any = frame.schema[f"_j{number}"].dataType
         held[number] = {field.name: field.dataType for field in record}
-    old = _list_former_names(source)
+    old = list_former_names(source)
     values, faults = {}, []
-    for name, kind in _list_payload_columns(source).items():
+    for name, kind in list_payload_columns(source).items():
         # Each schema may have the field under its new name or its old one.
         fields = {n: name if name in types else old.get(name, name) for n, types in held.items()}
         places = [(f"_j{n}.{quote_name(f)}", held[n][f]) for n, f in fields.items() if f in held[n]]
@@ -504,7 +462,7 @@ def _decode_protobuf(
     kafka = get_kafka_options(source)
     assert kafka.message is not None  # noqa: S101 - the spec says so
     schemas = _load_schemas(kafka, known)
-    names = tuple(dict.fromkeys(_list_field_kinds(source)))
+    names = tuple(dict.fromkeys(list_field_kinds(source)))
     frame, why = _split_wire_header(messages, kafka, known)
     for number, schema in schemas.items():
         index = find_message_index(schema, kafka.message) if _has_schema_prefix(kafka) else None

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rows.json_messages import PARTITION, get_kafka_options, plan_plain_messages
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
@@ -44,13 +45,8 @@ from .errors import (
     SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .json_decoding import MESSAGE_DDL, PARTITION, write_batches, write_messages
-from .kafka_payloads import (
-    UNKNOWN_SCHEMA,
-    decode_messages,
-    get_kafka_options,
-    plan_plain_messages,
-)
+from .json_decoding import MESSAGE_DDL, write_batches, write_messages
+from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,

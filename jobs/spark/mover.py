@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +23,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
-from tidegate.checkpoints.store import Store
-from tidegate.errors import get_first_line
+from tidegate.checkpoints.store import ObjectInfo, Store
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.task_support import explain_other_rows
+from tidegate.jobs.rows.topic_reading import build_settings_variable
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
@@ -55,7 +58,7 @@ from .spark_session import (
     runs_on_one_host,
 )
 from .staging import BucketStaging, Staging, open_staging
-from .task_epochs import TaskScans, require_frontier, survey_in_tasks
+from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import release_in_tasks
 from .tumbling_sliding_windows import process_partials, process_window
 
@@ -108,6 +111,8 @@ class SparkMover:
             _ = self._sessions.full
         if self._in_tasks and self._own:
             self._in_tasks = self._has_python_workers()
+        if self._in_tasks and isinstance(store, InputView):
+            store.let_tasks_inspect(self._describe_in_tasks)
         self._cut_folder: Path | None = None  # scratch files of the newest survey
         self._kept: TaskScans | None = None  # what tasks keep of it
         self._kafka = _open_kafka_stager(self._sessions, spec, self._staging)
@@ -163,6 +168,8 @@ class SparkMover:
 
     def close(self) -> None:
         """Stop an own session, close connections and remove scratch files."""
+        if isinstance(self._store, InputView):
+            self._store.let_tasks_inspect(None)
         if self._kafka is not None:
             self._kafka.close()
         self._staging.discard(self._workdir)
@@ -176,7 +183,9 @@ class SparkMover:
         A cluster may have hosts without it, for example of Spark's own image.
         """
         try:
-            start_workers(self._sessions.full)
+            variables = build_settings_variable(self._spec)
+            libraries = ["confluent_kafka"] if variables else []
+            start_workers(self._sessions.full, variables, libraries)
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)
@@ -212,6 +221,14 @@ class SparkMover:
         """Read a cut by Python tasks; None if Spark SQL has to read it."""
         with self._report_errors(None):
             return survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
+
+    def _describe_in_tasks(
+        self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]
+    ) -> Sequence[InspectedObject | TidegateError]:
+        with self._report_errors(None):
+            return describe_objects_in_tasks(
+                self._sessions, self._spec.sources[source], entries, locate
+            )
 
     def _move_folded(self, order: MoveOrder, scans: TaskScans) -> MoveResult:
         """Merge and write what tasks have made of the rows."""

@@ -8,10 +8,12 @@ log show.
 import gc
 import os
 import sys
+import time
 import zipimport
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
@@ -30,6 +32,7 @@ from tidegate.jobs.rows.event_files import (
     write_unit_events,
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
+from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
 
 from .errors import SPARK_FAILED
@@ -56,9 +59,14 @@ class KeptRows:
 
 
 def run_read_job(
-    sessions: SparkSessions, order: ReadOrder, units: list[ReadUnit]
+    sessions: SparkSessions,
+    order: ReadOrder,
+    units: list[ReadUnit],
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read each unit in a task; return the answers in the order of the units, and what is kept.
+
+    The workers have these variables in their environment, beside those of the store.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
@@ -66,7 +74,7 @@ def run_read_job(
     """
     if not units:
         return [], None
-    context = _prepare_context(sessions.full)
+    context = _prepare_context(sessions.full, variables)
     job, inbox = uuid4().hex, _open_inbox(context)
     inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
@@ -133,21 +141,42 @@ def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
     return answers
 
 
-def start_workers(session: SparkSession) -> None:
-    """Start as many workers as run at a time, and let them import the kernel."""
-    context = _prepare_context(session)
+def run_inspection_job(
+    sessions: SparkSessions, units: list[InspectionUnit]
+) -> list[InspectionAnswer]:
+    """Inspect the objects of each unit in a task, and return the answers in the order of the units.
+
+    Raises:
+        Py4JJavaError: a task failed; or a PySparkException.
+    """
+    context = _prepare_context(sessions.full)
+    found = context.parallelize(units, len(units)).mapPartitions(_describe_units).collect()
+    found.sort(key=lambda one: one[0].number)
+    tasks = [_describe_task(*one) for one in found]
+    _log.info("tasks_finished", job="inspect", tasks=tasks)
+    return [answer for answer, _ in found]
+
+
+def start_workers(
+    session: SparkSession,
+    variables: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = (),
+) -> None:
+    """Start as many workers as run at a time, and let them import the kernel and libraries."""
+    context = _prepare_context(session, variables)
     tasks = context.defaultParallelism
-    context.parallelize(range(tasks), tasks).mapPartitions(_import_kernel).collect()
+    body = partial(_import_kernel, libraries)
+    context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
 
-def _prepare_context(session: SparkSession) -> Any:
+def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
-    context.environment.update(own)
+    context.environment.update({**own, **(variables or {})})
     return context
 
 
-def _describe_task(answer: UnitAnswer, report: TaskReport) -> dict[str, Any]:
+def _describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> dict[str, Any]:
     return {
         "task": answer.number,
         "rows": answer.rows,
@@ -252,9 +281,21 @@ def _release_rows(
     yield from write_targets(order, cut_rows(order, task, pieces))
 
 
-def _import_kernel(rows: Iterator[int]) -> Iterator[int]:
+def _describe_units(
+    units: Iterator[InspectionUnit],
+) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
+    """The body of a task that tells a plan what objects hold."""
+    _prepare_worker()
+    for unit in units:
+        begun = time.process_time()
+        yield describe_unit(unit), TaskReport.measure_since(begun)
+
+
+def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
     _prepare_worker()
+    for name in libraries:
+        import_module(name)
     yield from rows
 
 

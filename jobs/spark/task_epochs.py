@@ -4,7 +4,7 @@ Job 1 reads each row once. The driver merges partial aggregates, and writes merg
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import structlog
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
-from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import CorruptObjectsError
@@ -21,22 +21,25 @@ from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
+from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
     ReadOrder,
     UnitAnswer,
     decode_table,
 )
-from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
+from tidegate.jobs.sources.object_inspection import InspectedObject
+from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MIN
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import CountedRows
-from .python_tasks import KeptRows, run_read_job
+from .python_tasks import KeptRows, run_inspection_job, run_read_job
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -138,7 +141,8 @@ def survey_in_tasks(
     kept = None
     order = _make_read_order(spec, store, state, folders, len(units))
     if left is None:
-        answers, kept = run_read_job(sessions, order, units)
+        variables = build_settings_variable(spec)
+        answers, kept = run_read_job(sessions, order, units, variables)
         try:
             left = _check_answers(answers)
         except TidegateError:
@@ -148,6 +152,7 @@ def survey_in_tasks(
         _drop_rows(kept)
         _log.info("epoch_left_to_spark_sql", cause=left)
         return None
+    _log_missing_offsets(cut, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
     sketches: dict[str, Counter[str]] = {}
@@ -182,12 +187,39 @@ def _make_read_order(
     frontier = world.output.value
     bound, missed = (TICK_MIN, frontier) if mark is None else (mark.time, mark.time)
     most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
-    return ReadOrder(spec, frontier, bound, missed, folders, store.url, most)
+    return ReadOrder(remove_settings(spec), frontier, bound, missed, folders, store.url, most)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:
     if kept is not None:
         kept.discard()
+
+
+def _log_missing_offsets(cut: Cut, answers: list[UnitAnswer]) -> None:
+    """Compaction and transactions leave offsets without a message. They are logged, not refused."""
+    missing = {key: count for answer in answers for key, count in answer.missing.items()}
+    for piece in cut.slices:
+        for part in piece.parts:
+            if part["key"] in missing:
+                _log.info(
+                    "offsets_missing",
+                    source=piece.member.source,
+                    why="compacted, or markers of transactions",
+                    offsets=missing[part["key"]],
+                    **part["kafka"],
+                )
+
+
+def describe_objects_in_tasks(
+    sessions: SparkSessions,
+    source: SourceSpec,
+    entries: Sequence[ObjectInfo],
+    locate: Callable[[str], str],
+) -> list[InspectedObject | TidegateError]:
+    """Let tasks say what objects hold: each one, or why the store did not give it."""
+    objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
+    answers = run_inspection_job(sessions, divide_objects(source, objects))
+    return [found for answer in answers for found in answer.found]
 
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:

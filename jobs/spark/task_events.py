@@ -19,6 +19,7 @@ from tidegate.jobs.rows.event_files import (
     RangesOrder,
 )
 from tidegate.jobs.rows.late_rows import SourceCounts
+from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS
 
@@ -86,7 +87,8 @@ def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:
         for answer in scans.answers
     }
     folders, section = epoch.order.folders, epoch.decision.section
-    return EventsOrder(epoch.spec, folders, epoch.store.url, section, members, kept)
+    spec = remove_settings(epoch.spec)
+    return EventsOrder(spec, folders, epoch.store.url, section, members, kept)
 
 
 def _sum_answers(untouched: tuple[FileRef, ...], answers: list[FileAnswer]) -> ReleasedRows:

@@ -13,12 +13,16 @@ import pytest
 from tests.rows.units import FOLDERS, WINDOW, order_of, rows_at, slice_of
 from tests.spark.agreement import SECOND, spec_of
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.store import NotFoundError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_other_rows
 from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, read_unit
+from tidegate.jobs.sources.object_decoding import BadObject
+from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.time_units import TICK_MIN
 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
@@ -142,6 +146,30 @@ def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
     assert answer.corrupt == (damaged.parts[0]["key"],)
 
 
+def test_objects_are_inspected_by_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object is described, or the store's error is; large ones have units of their own."""
+    source = spec_of({"a": {"format": "json"}}, windows={}, **OFF).sources["a"]
+    found = []
+    for name, lines in (("1", 2), ("2", 0), ("3", 1)):
+        path = tmp_path / name
+        path.write_bytes(b'{"t": "2026-01-01T00:00:00Z"}\n' * lines)
+        found.append(FoundObject(f"inbox/{name}", str(path), 200_000))
+    found.append(FoundObject("inbox/4", str(tmp_path / "4"), 1))
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 950_000)
+    units = divide_objects(source, found)
+    assert [len(unit.objects) for unit in units] == [2, 2]
+    first, second = (describe_unit(unit) for unit in units)
+    one, empty, last, missing = [*first.found, *second.found]
+    assert isinstance(one, InspectedObject)
+    assert isinstance(one.content, Footer)
+    assert (one.content.rows, one.content.columns["n"]) == (2, "int64")
+    assert isinstance(empty, InspectedObject)
+    assert empty.content == BadObject("empty_object", "the object has no bytes")
+    assert isinstance(last, InspectedObject)
+    assert isinstance(missing, NotFoundError)
+    assert second.read_bytes == last.size
+
+
 def test_an_answer_has_a_bound(tmp_path: Path) -> None:
     """Beyond it, Spark SQL has to compute the epoch."""
     store = LocalStore(tmp_path)
@@ -169,7 +197,7 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
         ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
         ({"where": "k like 'x'"}, {}, "source a: k LIKE 'x' is not proven equal in DuckDB"),
         ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),
-        ({"format": "csv"}, {}, "source a: not plain Parquet objects"),
+        ({"format": "csv"}, {}, None),
         (
             {},
             {"windows": {"s": {**WINDOW, "kind": "session", "size": None, "gap": "5s"}}},

@@ -115,17 +115,17 @@ def check_division(found: Evidence) -> list[str]:
     sizes = Counter(found.spark.count_tasks())
     for event in jobs:
         tasks: list[dict[str, Any]] = event["tasks"]
+        where = f"slot {event['slot']}" if "slot" in event else f"job {event['job']}"
         if sorted(task["task"] for task in tasks) != list(range(len(tasks))):
-            wrong.append(f"slot {event['slot']}: the tasks are not numbered 0 to {len(tasks) - 1}")
+            wrong.append(f"{where}: the tasks are not numbered 0 to {len(tasks) - 1}")
         sizes[len(tasks)] -= 1
         if sizes[len(tasks)] < 0:
-            wrong.append(f"slot {event['slot']}: Spark ran no stage of {len(tasks)} tasks")
+            wrong.append(f"{where}: Spark ran no stage of {len(tasks)} tasks")
         largest = max((task["bytes"] for task in tasks), default=0)
         if largest > LARGEST_TASK:
-            wrong.append(f"slot {event['slot']}: a task read {format_size(largest)}")
-        if event["job"] == READ_JOB:
-            for task in tasks:
-                told[task["pid"]] += task["bytes"]
+            wrong.append(f"{where}: a task read {format_size(largest)}")
+        for task in tasks:
+            told[task["pid"]] += task["bytes"]
     fetched = _sum_fetched(found)
     hidden = sum(max(fetched[pid] - size, 0) for pid, size in told.items())
     if hidden > UNIT_BYTES:

@@ -21,6 +21,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
+from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -67,17 +68,26 @@ class Side:
 
 
 class Pair:
-    """Both movers over one store, epoch by epoch."""
+    """Both movers over one store, epoch by epoch.
+
+    The Spark mover reads through a view of it, if there is one.
+    """
 
     def __init__(
-        self, spec: PipelineSpec, session: SparkSession | None, folder: Path, *, native: bool = True
+        self,
+        spec: PipelineSpec,
+        session: SparkSession | None,
+        folder: Path,
+        *,
+        native: bool = True,
+        view: InputView | None = None,
     ) -> None:
         from tidegate.jobs.spark.mover import SparkMover
 
         self.spec = spec
         self.store = LocalStore(folder / "store")
         self.spark: SparkMover = SparkMover(
-            self.store, spec, folder / "work", session=session, native=native
+            view or self.store, spec, folder / "work", session=session, native=native
         )
         self.sides = {
             "spark": Side(self.spark, "spark"),

@@ -13,9 +13,10 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
+from tidegate.jobs.rows.json_messages import plan_plain_messages
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
 from tidegate.jobs.spark.json_decoding import write_batches, write_messages
-from tidegate.jobs.spark.kafka_payloads import decode_messages, plan_plain_messages
+from tidegate.jobs.spark.kafka_payloads import decode_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.kafka_topics import SENT, spec_of
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.spark import json_decoding
-from tidegate.jobs.spark.json_decoding import (
+from tidegate.jobs.rows.json_messages import (
     PARTITION,
     PlainMessages,
     parse_objects,
+    plan_plain_messages,
     split_messages,
-    write_batches,
 )
-from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.spark import json_decoding
+from tidegate.jobs.spark.json_decoding import write_batches
 from tidegate.jobs.spark.kafka_staging import group_by_partition
 
 _SCHEMA: Final = pa.schema(

@@ -21,9 +21,8 @@ from pyspark.errors import PySparkException
 from tests.spark.kafka_topics import COLUMNS, SENT, proto, rows, spec_of
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.rows.json_messages import plan_plain_messages, split_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.spark.json_decoding import split_messages
-from tidegate.jobs.spark.kafka_payloads import plan_plain_messages
 from tidegate.jobs.spark.kafka_staging import _translate_job_error
 
 if TYPE_CHECKING:

@@ -284,7 +284,7 @@ def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
     for folder in ("tasks", "here"):
         if folder == "here":
 
-            def run_here(_: Any, order: Any, units: Any) -> Any:
+            def run_here(_: Any, order: Any, units: Any, *__: Any) -> Any:
                 answers = [read_unit(order, unit).answer for unit in reversed(units)]
                 return answers[::-1], None
 
@@ -493,7 +493,7 @@ def test_a_cluster_without_tidegate_keeps_spark_sql(
 ) -> None:
     """Its hosts may have Spark's own image; the driver says so and goes on."""
 
-    def fail_to_import(_: SparkSession) -> None:
+    def fail_to_import(*_: Any) -> None:
         raise PySparkException("ModuleNotFoundError: No module named 'tidegate'")
 
     monkeypatch.setattr(mover, "start_workers", fail_to_import)

@@ -1,0 +1,137 @@
+"""Opens objects in a task: as they were planned, and to say what a plan has to know of them.
+
+Objects that are not read in place (`needs_decoding`) are decoded here, each time they are read.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.checkpoints.canonical_json import sha256_of_bytes
+from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import StoredObject
+from tidegate.errors import TidegateError
+from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
+from tidegate.jobs.sources.object_inspection import InspectedObject, describe_encoded_object
+from tidegate.jobs.spec.source_spec import SourceSpec
+from tidegate.json_types import JsonObject
+
+from .attempt_files import open_task_store
+from .cut_division import group_by_size
+from .slice_reading import PLANNED, CutPart, unreadable_objects_error
+
+
+@dataclass(frozen=True)
+class FoundObject:
+    """An object that a plan asks for: its key, its address (`Store.uri`) and its bytes."""
+
+    key: str
+    uri: str
+    size: int
+
+
+@dataclass(frozen=True)
+class InspectionUnit:
+    """The objects of one source that one task inspects."""
+
+    number: int
+    source: SourceSpec
+    objects: tuple[FoundObject, ...]
+
+
+@dataclass
+class InspectionAnswer:
+    """What a task says of its objects: each one, or why the store did not give it."""
+
+    number: int
+    found: list[InspectedObject | TidegateError]
+    rows: int = 0
+    read_bytes: int = 0
+
+
+def divide_objects(source: SourceSpec, objects: Sequence[FoundObject]) -> list[InspectionUnit]:
+    """Return the units of some objects, in their order."""
+    groups = group_by_size([float(one.size) for one in objects])
+    return [
+        InspectionUnit(number, source, tuple(objects[i] for i in group))
+        for number, group in enumerate(groups)
+    ]
+
+
+def describe_unit(unit: InspectionUnit) -> InspectionAnswer:
+    """Say of each object of a unit how many rows it has, and which columns."""
+    answer = InspectionAnswer(unit.number, [])
+    for one in unit.objects:
+        try:
+            stored = _fetch_object(one)
+        except TidegateError as error:
+            answer.found.append(error)
+            continue
+        size = len(stored.data)
+        answer.read_bytes += size
+        content = describe_encoded_object(one.key, stored.data, unit.source)
+        answer.found.append(InspectedObject(one.key, stored.etag, size, content))
+    return answer
+
+
+def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> CutPart:
+    """One object of a slice: in place if it is a plain file, else fetched as it was planned.
+
+    Args:
+        index: of the slice.
+        part: the object, as planned.
+        uri: its address.
+        source: whose object it is.
+
+    Raises:
+        CorruptObjectsError: it cannot be decoded.
+        TransientError: the store does not answer, or the object has changed.
+    """
+    path: Path | io.BytesIO = Path(uri)
+    if "://" in uri:
+        store, key = _locate_object(uri)
+        path = io.BytesIO(store.get_version(key, part["etag"]))
+    if needs_decoding(source):
+        path = _decode_part(part["key"], path, source)
+    return make_part(index, part, path)
+
+
+def make_part(index: int, part: JsonObject, path: Path | io.BytesIO | pa.Table) -> CutPart:
+    """A part of the slice with this index, with what holds its rows."""
+    planned: dict[str, Any] = {name: part[name] for name in PLANNED}
+    return CutPart(member=index, path=path, columns=tuple(part["columns"].items()), **planned)
+
+
+def _decode_part(key: str, original: Path | io.BytesIO, source: SourceSpec) -> io.BytesIO:
+    try:
+        data = original.read_bytes() if isinstance(original, Path) else original.getvalue()
+    except OSError as error:
+        raise unreadable_objects_error([key]) from error
+    out = io.BytesIO()
+    # The plan could count its rows, so it has changed since, or its values are damaged.
+    if isinstance(decode_to_parquet(key, data, source, out), BadObject):
+        raise unreadable_objects_error([key])
+    return out
+
+
+def _fetch_object(found: FoundObject) -> StoredObject:
+    if "://" in found.uri:
+        store, key = _locate_object(found.uri)
+        return store.get(key)
+    try:
+        data = Path(found.uri).read_bytes()
+    except FileNotFoundError as error:
+        raise OBJECT_NOT_FOUND(uri=found.uri) from error
+    return StoredObject(found.key, data, sha256_of_bytes(data))  # its ETag in a local store
+
+
+def _locate_object(uri: str) -> tuple[S3Store, str]:
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    store = open_task_store(f"s3://{bucket}")
+    assert isinstance(store, S3Store)  # noqa: S101 - by its address
+    return store, key

@@ -1,0 +1,160 @@
+"""Reads the planned offset ranges of topics in a task, with a client of its own process.
+
+The settings of the client reach the worker as its environment: they may hold a password.
+"""
+
+import json
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.sources.kafka_client import RangeReader, translate_settings
+from tidegate.jobs.sources.kafka_source import (
+    OFFSET_COLUMN,
+    build_consumer_settings,
+    build_range_schema,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.json_types import JsonObject
+
+from .dead_messages import take_dead_messages
+from .json_messages import (
+    PARTITION,
+    get_kafka_options,
+    plan_plain_messages,
+    split_messages,
+)
+
+SETTINGS_VARIABLE: Final = "TIDEGATE_KAFKA_SETTINGS"
+"""Source -> settings of its client, as JSON."""
+
+_readers: dict[str, tuple[str, RangeReader]] = {}
+"""Topic and brokers of a source -> its settings, and the client of this process."""
+
+
+@dataclass(frozen=True)
+class TopicRange:
+    """The rows of a planned range; `missing` are offsets without a message."""
+
+    rows: pa.Table
+    missing: int
+
+
+def explain_other_topic(source: SourceSpec) -> str | None:
+    """Why the messages of a topic are not read by tasks; None if they are."""
+    if plan_plain_messages(source) is None:
+        return "messages that are not plain JSON"
+    try:
+        settings = translate_settings(build_consumer_settings(get_kafka_options(source)))
+    except ConfigurationError:  # who asks the brokers says which variable is missing
+        return "settings that are not known"
+    return None if settings is not None else "settings that only a JVM understands"
+
+
+def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
+    """Return the variable with the settings of a pipeline's topics; none without topics.
+
+    Raises:
+        ConfigurationError: a variable that the options name is not set.
+    """
+    topics = {name: source.kafka for name, source in spec.sources.items() if source.kafka}
+    found = {
+        name: translate_settings(build_consumer_settings(kafka)) for name, kafka in topics.items()
+    }
+    return {SETTINGS_VARIABLE: json.dumps(found, sort_keys=True)} if found else {}
+
+
+def remove_settings(spec: PipelineSpec) -> PipelineSpec:
+    """Return the spec without the settings of clients, for the plan of a job."""
+    shown = {
+        name: source.model_copy(update={"kafka": source.kafka.model_copy(update={"options": {}})})
+        for name, source in spec.sources.items()
+        if source.kafka is not None
+    }
+    return spec.model_copy(update={"sources": {**spec.sources, **shown}}) if shown else spec
+
+
+def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
+    """Return key of a part -> its rows, of all ranges of topics in a cut.
+
+    Raises:
+        TransientError: the brokers do not answer, or messages of a range were removed.
+        ConfigurationError: the brokers refuse this client.
+        pa.ArrowInvalid: a message has a form that only Spark SQL reads.
+    """
+    ranges: dict[str, list[JsonObject]] = {}
+    for piece in cut.slices:
+        parts = [part for part in piece.parts if "kafka" in part]
+        ranges.setdefault(piece.member.source, []).extend(parts)
+    found: dict[str, TopicRange] = {}
+    for name, parts in ranges.items():
+        if parts:
+            found |= _read_source(name, spec.sources[name], parts)
+    return found
+
+
+def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict[str, TopicRange]:
+    plan = plan_plain_messages(source)
+    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+    places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
+    tables = [plan.columns.empty_table()]
+    reader = _open_reader(name, source)
+    try:
+        with closing(reader.read_ranges(places)) as batches:
+            for batch in batches:
+                rows, others = split_messages(batch, plan)
+                tables.append(rows)
+                tables += _read_others(name, source, others) if others.num_rows else []
+    except BaseException:
+        # The next attempt opens a new client: this one may hold addresses of dead brokers.
+        close_reader(name)
+        raise
+    rows = pa.concat_tables(tables)
+    return {part["key"]: _select_range(rows, source, part) for part in parts}
+
+
+def _read_others(name: str, source: SourceSpec, messages: pa.Table) -> list[pa.Table]:
+    """Read messages without those that are dead for certain; one odd one spoils its neighbours."""
+    plan = plan_plain_messages(source)
+    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+    dead, rest = take_dead_messages(messages, plan, source)
+    tables = [dead]
+    for batch in rest.to_batches():
+        rows, others = split_messages(batch, plan)
+        if others.num_rows:
+            raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
+        tables.append(rows)
+    return tables
+
+
+def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:
+    place = part["kafka"]
+    own = rows.filter(pc.equal(rows[PARTITION], place["partition"]))
+    own = own.select(build_range_schema(source).names).sort_by(OFFSET_COLUMN).combine_chunks()
+    return TopicRange(own, place["to"] - place["from"] - own.num_rows)
+
+
+def _open_reader(name: str, source: SourceSpec) -> RangeReader:
+    """The client of a source; this process keeps one for each until its settings change."""
+    kafka = get_kafka_options(source)
+    settings = json.loads(os.environ[SETTINGS_VARIABLE])[name]
+    asked = json.dumps([kafka.servers, kafka.topic, settings])
+    known = _readers.get(name)
+    if known is not None and known[0] == asked:
+        return known[1]
+    close_reader(name)
+    reader = RangeReader(name, kafka, settings)
+    _readers[name] = asked, reader
+    return reader
+
+
+def close_reader(name: str) -> None:
+    """Close the connections of a source in this process."""
+    if name in _readers:
+        _readers.pop(name)[1].close()
