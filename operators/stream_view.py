@@ -17,7 +17,7 @@ from tidegate.checkpoints.checkpoint_catalog import (
     make_annotator,
 )
 from tidegate.checkpoints.checkpoint_specs import read_spec
-from tidegate.checkpoints.deployed_specs import list_deploy_warnings
+from tidegate.checkpoints.deployed_specs import list_deploy_warnings, read_deployed
 from tidegate.checkpoints.driver_reports import (
     count_waiting_messages,
     list_log_attempts,
@@ -53,6 +53,7 @@ from .page_data import (
     diagnose_stream,
     explain_state,
     find_transition,
+    list_deploy_events,
     list_driver_events,
     list_lease_events,
     list_merge_events,
@@ -300,6 +301,7 @@ class StreamView:
         return [
             *list_lease_events(driver, newest),
             *list_driver_events(newest, lambda slot: self._read_point(head, slot)),
+            *list_deploy_events(read_deployed(self.store, self.pipeline)),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
