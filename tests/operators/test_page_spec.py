@@ -11,7 +11,7 @@ from tests.operators.pages import FakeAirflowQueries, app_of
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.deployed_specs import Deploy, confirm_deploy, make_copy, write_copy
-from tidegate.jobs.spec.loader import parse_spec
+from tidegate.jobs.spec.loader import load_any_spec, parse_spec
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -83,3 +83,17 @@ def test_a_file_that_waits_for_a_deploy_is_told(
     found = [one["says"] for one in row["findings"] if "waits for tidegate deploy" in one["says"]]
     assert len(found) == len(told)
     assert all(field in says for field, says in zip(told, found, strict=True))
+
+
+def test_a_changed_script_of_a_job_is_told(specs: Path) -> None:
+    """With the number of its lines that changed."""
+    spec = "apiVersion: tidegate/v1\nkind: job\nname: orders\napp: job.py\n"
+    (specs / "orders.yaml").write_text(spec)
+    store = MemoryStore()
+    copy = make_copy(load_any_spec(specs / "orders.yaml"), {"job.py": "x = 1\n"})
+    write_copy(store, "orders", copy)
+    confirm_deploy(store, "orders", Deploy(digest=copy.digest, who="olga", at=1))
+    (specs / "job.py").write_text("x = 2\n")
+    with TestClient(app_of(FakeAirflowQueries(["orders"], store))) as page:
+        row = page.get("/api/streams").json()["streams"][0]
+    assert any("code job.py: 1 lines added, 1 removed" in one["says"] for one in row["findings"])
