@@ -68,18 +68,20 @@ def run_read_job(
         return [], None
     context = _prepare_context(sessions.full)
     job, inbox = uuid4().hex, _open_inbox(context)
-    inbox.value = []
+    inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_read_units, order, job, inbox)
     )
     keeps = order.spec.outputs.events
     if keeps:
         pieces.persist(StorageLevel.MEMORY_AND_DISK)
-    # Counted in the JVM: what is kept does not pass through another worker.
-    pieces._jrdd.count()
-    # Without answers of tasks that ran twice.
-    found = {one.number: (one, report) for own, one, report in inbox.value if own == job}
-    inbox.value = []
+    try:
+        # Counted in the JVM: what is kept does not pass through another worker.
+        pieces._jrdd.count()
+    finally:
+        answers_of_tasks = inbox.value.take(job)
+    # A task that ran twice has answered twice.
+    found = {answer.number: (answer, report) for answer, report in answers_of_tasks}
     kept = KeptRows(pieces, len(units)) if keeps else None
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
@@ -167,34 +169,61 @@ def _describe_file(number: int, answer: FileAnswer) -> dict[str, Any]:
     }
 
 
-class _Gathered(AccumulatorParam[list[Any]]):
-    """What tasks send to the driver beside their rows."""
+class _Inbox:
+    """What the tasks of the driver's jobs have answered; several jobs may run at a time.
 
-    def zero(self, value: list[Any]) -> list[Any]:
-        """Return no answers."""
+    A thread of PySpark adds answers meanwhile, so nothing here replaces what another thread holds.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[str, list[Any]] = {}
+
+    def expect(self, job: str) -> None:
+        """Take answers of this job from now on."""
+        self._answers[job] = []
+
+    def add(self, answers: list[tuple[str, Any]]) -> None:
+        """Note the answers of jobs that are expected, not of those that have ended."""
+        for job, answer in answers:
+            if (found := self._answers.get(job)) is not None:
+                found.append(answer)
+
+    def take(self, job: str) -> list[Any]:
+        """Return the answers of a job, and expect no more."""
+        return self._answers.pop(job)
+
+
+class _Gathered(AccumulatorParam[Any]):
+    """Lists of answers in the tasks, the inbox in the driver."""
+
+    def zero(self, value: Any) -> list[Any]:
+        """Return what a task begins with: no answers."""
         return []
 
-    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:  # noqa: N802
-        """Return both."""
+    def addInPlace(self, value1: Any, value2: list[Any]) -> Any:  # noqa: N802
+        """Add the answers to a task's list, or to the inbox."""
+        if isinstance(value1, _Inbox):
+            value1.add(value2)
+            return value1
         return value1 + value2
 
 
 @lru_cache(maxsize=1)
-def _open_inbox(context: SparkContext) -> Accumulator[list[Any]]:
+def _open_inbox(context: SparkContext) -> Accumulator[Any]:
     """The accumulator of a context. PySpark forgets none, so one serves all jobs."""
-    return context.accumulator([], _Gathered())
+    return context.accumulator(_Inbox(), _Gathered())
 
 
 # The bodies of tasks
 
 
 def _read_units(
-    order: ReadOrder, job: str, inbox: Accumulator[list[Any]], units: Iterator[ReadUnit]
+    order: ReadOrder, job: str, inbox: Accumulator[Any], units: Iterator[ReadUnit]
 ) -> Iterator[KeptPiece]:
     _prepare_worker()
     for unit in units:
         reading = read_unit(order, unit)
-        inbox.add([(job, reading.answer, reading.report)])
+        inbox.add([(job, (reading.answer, reading.report))])
         if reading.kept is not None:
             yield from encode_kept_rows(unit.number, reading.kept)
 

@@ -11,8 +11,9 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from sortedcontainers import SortedDict
@@ -26,6 +27,8 @@ from tidegate.checkpoints.manifest import Manifest, RetiredEpoch
 from tidegate.checkpoints.slot_index import SLOTS_PER_PAGE, SlotIndex, SlotSummary
 from tidegate.checkpoints.slot_log import SlotContents, SlotLog
 from tidegate.checkpoints.store import ObjectInfo, StoredObject
+
+T = TypeVar("T")
 
 _ATTEMPT = "aaaaaaaaaaaa"
 _SHA256 = "a" * 64
@@ -127,15 +130,16 @@ class History:
     def measure_once(self, work: Callable[[History], object]) -> Cost:
         """Do the work once, under a tracer that makes its time meaningless.
 
-        One thread at a time reads, because how many of them parse at once is chance, and each needs
-        memory.
+        The caller's thread reads, because how many threads parse at once is chance, and each needs
+        memory. A thread that is still ending when the tracer stops can also crash the process: Python
+        3.11 frees the tracer's tables under it.
         """
         store = self.store
         store.requests, store.sent, store.received = Counter(), 0, 0
         gc.collect()
         tracemalloc.start()
         try:
-            with patch("tidegate.checkpoints.store.ThreadPoolExecutor", _take_one_thread):
+            with patch("tidegate.checkpoints.store.ThreadPoolExecutor", CallerExecutor):
                 work(self)
             memory = tracemalloc.get_traced_memory()[1]
         finally:
@@ -143,8 +147,20 @@ class History:
         return Cost(store.requests, store.sent, store.received, memory)
 
 
-def _take_one_thread(_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1)
+class CallerExecutor(Executor):
+    """An executor that starts no thread: each call is made when it is submitted."""
+
+    def __init__(self, _threads: int) -> None:
+        """Take the number of threads, as a pool does; it has no effect."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Make the call; return a future that is done."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def make_history(retired: int, recent: int = 50, *, members: int = 1, rows: int = 1) -> History:

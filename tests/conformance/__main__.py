@@ -12,6 +12,7 @@ import sys
 from tests.conformance.bench import ENGINES
 from tests.conformance.runner import run
 from tidegate.errors import TidegateError
+from tidegate.jobs.driver.log_output import configure_logs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,4 +35,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    configure_logs(json=False)  # to stderr: the report alone is on stdout
     sys.exit(main())

@@ -225,6 +225,27 @@ def test_each_job_reports_its_tasks(
 
 
 @pytest.mark.usefixtures("only_tasks")
+def test_two_pipelines_of_a_session_take_their_own_answers(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ran between the tasks of another and its end takes none of its answers."""
+    pairs = [Pair(spec_with({"w": WINDOW}), session, tmp_path / name) for name in ("one", "two")]
+    for pair in pairs:
+        pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}])
+        pair.put("b", [{"t": SECOND, "k": "x", "v": 0.5}])
+    take, waiting, moved = python_tasks._Inbox.take, [pairs[1]], []
+
+    def take_late(inbox: Any, job: str) -> list[Any]:
+        if waiting:
+            moved.append(waiting.pop().run(0)[0])  # the whole epoch of the other pipeline
+        return take(inbox, job)
+
+    monkeypatch.setattr(python_tasks._Inbox, "take", take_late)
+    moved.append(pairs[0].run(0)[0])
+    assert [sum(ref.rows for ref in one.segments) for one in moved] == [1, 1]
+
+
+@pytest.mark.usefixtures("only_tasks")
 def test_late_rows_are_written_once_by_a_task_that_runs_twice(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
