@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,7 +30,9 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
+from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.spec_masks import mask_spec_lines
+from tidegate.jobs.spec.user_code import collect_code
 from tidegate.json_types import JsonObject
 
 from .airflow_port.database import (
@@ -46,6 +49,7 @@ from .stream_view import (
     CHART_POINTS,
     CHECKPOINTS_PER_PAGE,
     READ_WORKERS,
+    SpecFile,
     StreamView,
     build_unknown_row,
 )
@@ -162,7 +166,9 @@ class _PageServices:
         """Yield the view of a stream, as `open_store`."""
         with self.open_store(dag["conn_id"]) as found:
             pipeline = parse_pipeline_name(dag["dag_id"])
-            yield found.views.setdefault(pipeline, StreamView(found.store, pipeline))
+            find_file = partial(_load_spec_file, pipeline)
+            view = StreamView(found.store, pipeline, find_file=find_file)
+            yield found.views.setdefault(pipeline, view)
 
     def ask_results(
         self, dag_id: str, ask: ResultsQuestion, arguments: dict[str, str]
@@ -402,6 +408,22 @@ def _serve_file(name: str, request: Request) -> Response:
 
 def _read_spec_file(pipeline: str) -> JsonObject:
     """The lines of the file as it is now, also if it is not a valid spec; without its secrets."""
+    file, text = _find_spec_file(pipeline)
+    return {"file": str(file), "lines": mask_spec_lines(text)}
+
+
+def _load_spec_file(pipeline: str) -> SpecFile | None:
+    """The spec in the file and its code; None if there is no file here, or it is not valid."""
+    try:
+        file, _ = _find_spec_file(pipeline)
+        spec = load_any_spec(file)
+        return spec, collect_code(spec, file)
+    except TidegateError:
+        return None
+
+
+def _find_spec_file(pipeline: str) -> tuple[Path, str]:
+    """The file that names the pipeline, and its text."""
     default = f"{conf.get('core', 'dags_folder')}/pipelines"
     folder = Path(os.environ.get("TIDEGATE_PIPELINES") or default)
     # The name stands at the margin, or in the outermost braces of a file in flow style or JSON.
@@ -415,7 +437,7 @@ def _read_spec_file(pipeline: str) -> JsonObject:
             unread.append(f"; {file} could not be read: {error.strerror}")
             continue
         if named.search(text):
-            return {"file": str(file), "lines": mask_spec_lines(text)}
+            return file, text
     raise NO_SPEC_FILE(pipeline=pipeline, folder=folder, unread="".join(unread))
 
 

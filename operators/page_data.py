@@ -13,6 +13,7 @@ from math import ceil, log
 from typing import Any
 
 from tidegate.checkpoints.batch_notes import BatchNotes
+from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument
 from tidegate.checkpoints.illness_record import is_verdict_stale
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pipeline_overview import (
@@ -602,6 +603,25 @@ def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[JsonObject]
                 "why": line.get("because"),
                 "checkpoint": line.get("checkpoint"),
             }
+
+
+def list_deploy_events(deployed: DeployedDocument) -> Iterator[JsonObject]:
+    """Yield the deploy that counts, the one that waits, and the newest one if it went back."""
+    for deploy, says in (
+        (deployed.current, "drivers run the spec that was deployed"),
+        (deployed.trying, "a deploy waits for the first round of a driver with it"),
+    ):
+        if deploy is not None:
+            yield _build_deploy_event(deploy, deploy.at, says, deploy.why)
+    failed = deployed.failed
+    if failed is not None:
+        says = "the deploy failed, and drivers run the spec before"
+        yield _build_deploy_event(failed.deploy, failed.at, says, failed.message)
+
+
+def _build_deploy_event(deploy: Deploy, at: int, says: str, why: str) -> JsonObject:
+    event = {"at": at // 1000, "kind": "spec", "who": deploy.who, "says": says}
+    return {**event, "why": why or None, "checkpoint": None}
 
 
 def list_verdict_events(runs: Sequence[JsonObject]) -> Iterator[JsonObject]:

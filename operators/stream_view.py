@@ -17,6 +17,7 @@ from tidegate.checkpoints.checkpoint_catalog import (
     make_annotator,
 )
 from tidegate.checkpoints.checkpoint_specs import read_spec
+from tidegate.checkpoints.deployed_specs import list_deploy_warnings, read_deployed
 from tidegate.checkpoints.driver_reports import (
     count_waiting_messages,
     list_log_attempts,
@@ -36,7 +37,8 @@ from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents,
 from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.json_types import JsonObject
 
 from .errors import PAGE_BUSY
@@ -51,6 +53,7 @@ from .page_data import (
     diagnose_stream,
     explain_state,
     find_transition,
+    list_deploy_events,
     list_driver_events,
     list_lease_events,
     list_merge_events,
@@ -68,6 +71,7 @@ READ_WORKERS: Final = 8
 BARRIERS_SHOWN = 60
 _LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of that
 _QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new
+_DEPLOYS_FRESH_SECONDS = 60.0  # to parse the file of a spec takes a tenth of a second
 _EPOCHS_REMEMBERED = 600  # those of the charts, and some that were searched
 # Epochs searched for barriers when the page is first asked for: four pages of the index.
 _BARRIER_LOOK_BACK = 2_000
@@ -86,6 +90,8 @@ _SHOWN_OF_CHECKPOINT = {
 }
 
 T = TypeVar("T")
+SpecFile = tuple[SupervisedSpec, dict[str, str]]
+"""The spec in a file, and its code."""
 _Position = tuple[int, int]  # timeline and slot
 _SeenEpoch = tuple[JsonObject, LatenessSketches]
 
@@ -107,9 +113,16 @@ class StreamView:
     """
 
     def __init__(
-        self, store: Store, pipeline: str, *, fresh: float = 1.5, clock: Clock = SYSTEM_CLOCK
+        self,
+        store: Store,
+        pipeline: str,
+        *,
+        fresh: float = 1.5,
+        clock: Clock = SYSTEM_CLOCK,
+        find_file: Callable[[], SpecFile | None] = lambda: None,
     ) -> None:
         self.store, self.pipeline = store, pipeline
+        self._find_file = find_file
         self._watch = LeaseObserver(store, pipeline, clock)
         self._fresh, self._clock = fresh, clock
         self._shared: dict[str, tuple[float, Any]] = {}
@@ -288,6 +301,7 @@ class StreamView:
         return [
             *list_lease_events(driver, newest),
             *list_driver_events(newest, lambda slot: self._read_point(head, slot)),
+            *list_deploy_events(read_deployed(self.store, self.pipeline)),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
@@ -373,7 +387,7 @@ class StreamView:
             },
             "lag": count_waiting_messages(live_facts),
             **{name: live_facts.get(name) or {} for name in _SHOWN_OF_DRIVER},
-            "warnings": overview.warnings,
+            "warnings": [*overview.warnings, *self._read_deploy_warnings()],
             "holder": describe_frontier_holder(driver, newest),
             **{name: driver.facts.get(name) for name in ("unpublished", "error", "spark_ui")},
             "queries": describe_queries(newest),
@@ -384,6 +398,19 @@ class StreamView:
             "latest": build_epoch_point(newest) if newest else None,
             "quality": self._describe_quality(newest),
         }
+
+    def _read_deploy_warnings(self) -> list[str]:
+        """Deploys that wait or failed, and in what the file differs from what is deployed."""
+
+        def list_warnings() -> list[str]:
+            """Read file and copy; a damaged document is a warning of its own."""
+            file, code = self._find_file() or (None, {})
+            try:
+                return list_deploy_warnings(self.store, self.pipeline, file, code)
+            except PoisonError as error:
+                return [error.message]
+
+        return self._read_shared("deploys", list_warnings, _DEPLOYS_FRESH_SECONDS)
 
     def _read_detail(self, head: LogHead) -> JsonObject:
         recent = self._recent_epochs(head)

@@ -9,6 +9,14 @@ from hypothesis import strategies as st
 from tests.operators.history import History
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints.deployed_specs import (
+    Deploy,
+    SpecCopy,
+    confirm_deploy,
+    note_failed_deploy,
+    read_deployed,
+    start_deploy,
+)
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -17,8 +25,13 @@ from tidegate.checkpoints.splice_requests import (
     create_splice_request,
     reject_splice_request,
 )
+from tidegate.errors import PoisonError
 from tidegate.json_types import JsonView
-from tidegate.operators.page_data import list_driver_events, list_verdict_events
+from tidegate.operators.page_data import (
+    list_deploy_events,
+    list_driver_events,
+    list_verdict_events,
+)
 from tidegate.operators.stream_view import StreamView
 
 
@@ -64,6 +77,25 @@ def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
     assert (found["merge"]["who"], found["merge"]["at"]) == ("bob", 5_000)
     assert (found["verdict"]["why"], found["verdict"]["checkpoint"]) == ("late_ratio", str(last.id))
     assert found["driver"]["says"] == "the driver with token 1 began"
+
+
+def test_deploys_are_told_with_who_and_why() -> None:
+    """The one that counts and the one that waits; once it went back, its error and when."""
+    store = MemoryStore()
+    first, second = (SpecCopy(spec=text) for text in ("{}", '{"a":1}'))
+    deploy = Deploy(digest=first.digest, who="ann", why="first", at=1_000_000)
+    confirm_deploy(store, "p", deploy)
+    start_deploy(store, "p", second, who="bob", why="more lag")
+
+    def list_tellings() -> list[tuple[Any, ...]]:
+        events = StreamView(store, "p").read_timeline()
+        return [(event["who"], event["why"]) for event in events if event["kind"] == "spec"]
+
+    assert list_tellings() == [("ann", "first"), ("bob", "more lag")]
+    note_failed_deploy(store, "p", second.digest, PoisonError("no such column", code="x.y"))
+    assert list_tellings() == [("ann", "first"), ("bob", "no such column")]
+    told = [*list_deploy_events(read_deployed(store, "p"))]
+    assert (told[0]["at"], told[1]["says"].partition(",")[0]) == (1_000, "the deploy failed")
 
 
 def test_a_driver_s_death_is_told_before_the_next_epoch() -> None:
