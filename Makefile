@@ -155,7 +155,7 @@ jobs-proof: venv java ## kill and restore jobs over three kinds of state (KILLS=
 	$(BIN)/python -m tests.sealed_queries.jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3) --seed $(or $(SEED),1) $(ARGS)
 
 .PHONY: jobs-matrix
-jobs-matrix: venv java ## each kind of script x each disturbance, with a real Spark (ARGS="--part 10 --seed 1"), some minutes a cell: "N cells, 0 differences, N not run"
+jobs-matrix: venv java ## each kind of script x each disturbance, with a real Spark (ARGS="--part 10 --seed 1"), some minutes a cell: "N cells, 0 differences, 0 broken, N not run"
 	$(BIN)/python -m tests.sealed_queries.jobs_matrix $(ARGS)
 
 .PHONY: jobs-soak
