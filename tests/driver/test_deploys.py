@@ -24,6 +24,7 @@ SPEC = """\
 apiVersion: tidegate/v1
 name: p
 sources: {a: {path: in, format: json, schema: {t: timestamp, v: double}, event_time: t, lag: 1s}}
+release: {glom: {dt: 5s}}  # rows that the driver reads: no JVM
 """
 NEW = SPEC.replace("1s", "2s")
 ROWS = '{"t": "2026-01-01T00:00:00Z", "v": 1.0}\n'
