@@ -19,6 +19,8 @@ LARGEST_TASK: Final = 4 * UNIT_BYTES
 UNSEEN_SECONDS: Final = 2.0
 """Processor time of a run that may be of processes which ended between two looks."""
 READ_JOB: Final = "read"
+INPUT_JOBS: Final = (READ_JOB, "inspect")
+"""Jobs whose tasks say how much of the input they have read; of others it is what they wrote."""
 _WITHOUT_ROWS: Final = frozenset({"task", "executor", "daemon"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 Check = Callable[[Evidence], list[str]]
@@ -124,8 +126,9 @@ def check_division(found: Evidence) -> list[str]:
         largest = max((task["bytes"] for task in tasks), default=0)
         if largest > LARGEST_TASK:
             wrong.append(f"{where}: a task read {format_size(largest)}")
-        for task in tasks:
-            told[task["pid"]] += task["bytes"]
+        if event["job"] in INPUT_JOBS:
+            for task in tasks:
+                told[task["pid"]] += task["bytes"]
     fetched = _sum_fetched(found)
     hidden = sum(max(fetched[pid] - size, 0) for pid, size in told.items())
     if hidden > UNIT_BYTES:

@@ -166,6 +166,19 @@ def test_division_believes_the_store() -> None:
     assert list_failed(found) == ["division"]
 
 
+def test_division_does_not_count_what_tasks_wrote() -> None:
+    """The bytes of written files excuse no reads."""
+    found = make_evidence()
+    written = [report(0) | {"bytes": 15 * MEGABYTE}, report(1)]
+    found.driver_log.append(
+        {"event": "tasks_finished", "job": "events", "slot": 1, "tasks": written}
+    )
+    found.spark.tasks += [TaskResult(1, 5.0, 1000), TaskResult(1, 5.0, 1000)]
+    assert list_failed(found) == []
+    found.requests.append(fetch(40, "task", 15 * MEGABYTE))
+    assert list_failed(found) == ["division"]
+
+
 def test_an_event_log_is_read() -> None:
     """Settings, and the stage, end and result of each task; a lost task has no metrics."""
     ended = {"Event": "SparkListenerTaskEnd", "Stage ID": 3, "Task Info": {"Finish Time": 1500}}
