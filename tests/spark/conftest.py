@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,18 @@ def session() -> Iterator[SparkSession]:
         started = open_session(spec_of(spark={"jvm": "quick"}))
     yield started
     started.stop()
+
+
+@pytest.fixture
+def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the driver nor Spark SQL reads rows."""
+    from tidegate.jobs.spark import mover
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("rows were not read by Python tasks")
+
+    monkeypatch.setattr(mover, "survey_cut", refuse)
+    monkeypatch.setattr(mover, "open_cut", refuse)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,7 +23,6 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
-from tidegate.jobs.spark import mover
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 if TYPE_CHECKING:
@@ -111,17 +110,6 @@ class EncodedPair(Pair):
         assert planned.start == join_seq(ordinal, 0)
         self.waiting.setdefault(member, []).extend(planned.parts)
         self.ordinals[member] = ordinal + 1
-
-
-@pytest.fixture
-def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the driver nor Spark SQL reads rows."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("rows were not read by Python tasks")
-
-    monkeypatch.setattr(mover, "survey_cut", refuse)
-    monkeypatch.setattr(mover, "open_cut", refuse)
 
 
 @pytest.mark.usefixtures("only_tasks")

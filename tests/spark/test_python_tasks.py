@@ -75,17 +75,6 @@ def draw_release(draw: random.Random) -> dict[str, Any]:
     return {"release": {"mode": mode, "on_late": draw.choice(policies)}, "outputs": {}}
 
 
-@pytest.fixture
-def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the driver nor Spark SQL reads rows."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("rows were not read by Python tasks")
-
-    monkeypatch.setattr(mover, "survey_cut", refuse)
-    monkeypatch.setattr(mover, "open_cut", refuse)
-
-
 CONDITIONS: list[dict[str, Any]] = [
     {},
     {"where": "n > 0"},
