@@ -42,6 +42,7 @@ class EpochCounters:
         rule_quarantined: rows that a row rule sent to the dead letters.
         filtered: rows that `where` of their source left out; counted only.
         dead_objects: objects that could not be read; counted apart, as their rows are unknown.
+        overflowed: window -> results in which a sum is null because `long` does not hold it.
     """
 
     read: int = 0
@@ -58,6 +59,7 @@ class EpochCounters:
     dead_objects: int = 0
     rule_quarantined: OmittedIfEmpty[int] = 0
     filtered: OmittedIfEmpty[int] = 0
+    overflowed: OmittedIfEmpty[dict[str, int]] = field(default_factory=dict)
 
     def is_conserved(self) -> bool:
         """Return whether every row read, and every row buffered before, is counted once."""

@@ -33,7 +33,8 @@ DRIVER_STATES = (
 )  # fmt: skip
 _DRIVER_COUNTERS = (
     *("tidegate.epochs", "tidegate.epochs.lost", "tidegate.barriers", "tidegate.windows.emitted"),
-    *("tidegate.rows", "tidegate.rows.late", "tidegate.query.rows", "tidegate.query.dropped"),
+    *("tidegate.windows.overflowed", "tidegate.rows", "tidegate.rows.late"),
+    *("tidegate.query.rows", "tidegate.query.dropped"),
 )
 _DRIVER_HISTOGRAMS = ("tidegate.epoch.duration", "tidegate.step.duration")
 _LANDING_STATES = ("running", "stopped", "failed")
@@ -138,6 +139,8 @@ class DriverMetrics:
             self._count("tidegate.rows.late", rows, output=output)
         for window, rows in epoch.windows.items():
             self._count("tidegate.windows.emitted", rows, window=window)
+        for window, rows in epoch.overflowed.items():
+            self._count("tidegate.windows.overflowed", rows, window=window)
 
     def _define_gauges(self) -> dict[str, _ReadValues]:
         facts, read_fact = self._facts, self._make_fact_reader

@@ -32,6 +32,7 @@ _KEPT_ROWS_COLUMN = "_rows"
 """State column with the rows themselves, shared by all ``sql(...)`` aggregates of a window."""
 _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
+_EXACT_SUM = "decimal(38,0)"
 _COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
 _ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
 
@@ -46,12 +47,15 @@ class AggregatePlan:
         final: expression over merged state columns.
         same_type: the merged sums are cast back to the types of their partials (they grow with
             every sum).
+        overflow: condition over merged state columns: the result is null because its type does not
+            hold it.
     """
 
     partial: dict[str, str]
     merge: dict[str, str]
     final: str
     same_type: bool = False
+    overflow: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,21 @@ def _plan_sum(state: str, x: str, what: Aggregate) -> AggregatePlan:
     if what.function is AggregateFunction.COUNT:
         final = f"coalesce({state}, 0L)"
     return AggregatePlan({state: f"{name}({x})"}, {state: f"sum({state})"}, final, same_type=True)
+
+
+def _plan_whole_sum(state: str, x: str) -> AggregatePlan:
+    # Versions that know only the first column can read the state of every sum that `bigint` holds.
+    over = f"{state}_over"
+
+    def split(total: str) -> dict[str, str]:
+        """Put an exact total into the column that holds it; the other one is null."""
+        whole = f"try_cast({total} AS bigint)"
+        rest = f"IF({whole} IS NULL, {total}, NULL)"
+        return {state: whole, over: f"CAST({rest} AS {_EXACT_SUM})"}
+
+    exact = f"coalesce({over}, CAST({state} AS {_EXACT_SUM}))"
+    first = split(f"sum(CAST({x} AS decimal(20,0)))")
+    return AggregatePlan(first, split(f"sum({exact})"), state, overflow=f"{over} IS NOT NULL")
 
 
 def _plan_extreme(state: str, x: str, what: Aggregate) -> AggregatePlan:
@@ -153,7 +172,7 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
     # `_seq` is null only where a recomputation finds no row.
     AggregateFunction.COUNT: AggregateRule(_plan_sum, lambda _: pa.int64(), "count({x})", _ANY),
     AggregateFunction.SUM: AggregateRule(
-        _plan_sum, _infer_sum_type, "sum({x})", (*_WHOLE, *_FLOATS, "decimal")
+        _plan_sum, _infer_sum_type, "bounded_sum(sum({x}))", (*_WHOLE, *_FLOATS, "decimal")
     ),
     AggregateFunction.AVG: AggregateRule(
         _plan_average, lambda _: pa.float64(), "avg(cast({x} as double))", (*_WHOLE, *_FLOATS)
@@ -226,11 +245,11 @@ def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> Aggrega
         x = quote_name(match[1] or match[2])
     plan = _RULES[what.function].plan(state, x, what)
     kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None
+    if kind in _WHOLE:
+        return _plan_whole_sum(state, x)
     if kind is not None and (exact := infer_result_type(what, to_arrow_type(kind))):
-        # DuckDB's sum of whole numbers is wider than Spark's; the cast fails where Spark's sum
-        # overflows.
-        target = {pa.int64(): "bigint", pa.float64(): "double"}.get(exact)
-        target = target or f"decimal({exact.precision},{exact.scale})"
+        is_double = pa.types.is_floating(exact)
+        target = "double" if is_double else f"decimal({exact.precision},{exact.scale})"
         plan.partial[state] = f"CAST({plan.partial[state]} AS {target})"
     return plan
 
@@ -248,6 +267,8 @@ class Aggregation:
         merges: state column -> expression over state columns.
         segment_extra: what a segment of partial aggregates says about its state columns: whose
             they are.
+        overflow: condition over merged state: the result lacks a sum that does not fit its column;
+            None if none can be so large.
     """
 
     def __init__(self, spec: PipelineSpec, name: str) -> None:
@@ -262,22 +283,26 @@ class Aggregation:
         self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
         self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
         self.segment_extra = {"aggregates": list(self.plans)}
+        overflows = [plan.overflow for plan in self.plans.values() if plan.overflow]
+        self.overflow = " OR ".join(overflows) or None
 
     def rename_states(self, rows: Frame, names: list[str]) -> Frame:
-        """Give state columns that a spec with another order of the aggregates wrote their places.
+        """Give state columns that another spec or version wrote their places.
 
         Args:
-            rows: rows of state.
+            rows: rows of state. Older versions wrote no sums that `bigint` does not hold.
             names: the aggregates in the order of that spec.
         """
-        if names == list(self.plans):
+        known = rows.columns
+        if names == list(self.plans) and self.partials.keys() <= set(known):
             return rows
-        states = [
-            f"{re.sub(r'^_s[0-9]+', f'_s{names.index(output)}', state)} AS {state}"
-            for output, plan in self.plans.items()
-            for state in plan.partial
-        ]
-        others = [column for column in rows.columns if not re.match(r"_s[0-9]|_rows$", column)]
+        states = []
+        for output, plan in self.plans.items():
+            for state in plan.partial:
+                old = re.sub(r"^_s[0-9]+", f"_s{names.index(output)}", state)
+                value = old if old in known else f"CAST(NULL AS {_EXACT_SUM})"
+                states.append(f"{value} AS {state}")
+        others = [column for column in known if not re.match(r"_s[0-9]|_rows$", column)]
         return rows.selectExpr(*others, *dict.fromkeys(states))
 
     def cast_states(self, types: dict[str, str]) -> list[str]:
@@ -355,7 +380,9 @@ class Aggregation:
         return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
 
     def build_results(self, merged: Frame, revision: str, provenance: list[str]) -> Frame:
-        """Result rows as readers see them.
+        """Result rows as readers see them; `_overflow` beside them says that one lacks a sum.
+
+        There is no such column where no sum can be too large.
 
         `revision` is SQL over the merged rows, and `provenance` lists further columns as SQL.
         """
@@ -379,7 +406,8 @@ class Aggregation:
             if "_replaces" in merged.columns
             else "CAST(NULL AS array<string>) AS replaces"
         )
-        return merged.selectExpr(*keys, *own, replaces, *values, *provenance)
+        overflow = [f"({self.overflow}) AS _overflow"] if self.overflow else []
+        return merged.selectExpr(*keys, *own, replaces, *values, *provenance, *overflow)
 
     def _add_sql_aggregates(self, merged: Frame, sql: dict[str, Any]) -> Frame:
         """Any SQL aggregate: over the kept rows, laid out again."""

@@ -16,8 +16,11 @@ from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+import structlog
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
@@ -40,6 +43,8 @@ from tidegate.json_types import JsonObject
 from .cut_reader import CutFrame, arrow_to_frame
 from .spark_session import SparkSessions
 from .staging import Staging
+
+_log = structlog.get_logger("tidegate.driver")
 
 FETCH_ROWS: Final = 100_000
 """Results of up to this many rows are written by the driver.
@@ -335,6 +340,38 @@ class EpochContext:
         large = [ref for ref in live if ref.rows > SMALL_SEGMENT_ROWS]
         return (*large, *self.writer.write_segment(kind, rows, column, extra).refs)
 
+    def write_results(
+        self, aggregation: Aggregation, merged: Frame, revision: str, most: int
+    ) -> OutputFiles:
+        """Write results of a window, at most so many, and count those that lack a sum.
+
+        Args:
+            aggregation: of the window.
+            merged: its merged state, a row per result.
+            revision: SQL over them.
+            most: as in `collect_if_small`.
+        """
+        provenance = self.provenance_columns(beside="_we")[3:]
+        results = aggregation.build_results(merged, revision, provenance)
+        rows, name = self.collect_if_small(results, most), aggregation.name
+        if aggregation.overflow is None:
+            return OutputFiles(self.writer.write_table(name, rows, "window_end"))
+        observed = Observation()
+        if isinstance(rows, pa.Table):
+            lost = pc.sum(rows["_overflow"]).as_py() or 0
+            rows = rows.drop_columns("_overflow")
+        else:
+            # Tasks count them while they write.
+            rows = rows.observe(observed, F.count_if("_overflow").alias("lost")).drop("_overflow")
+            lost = None
+        written = self.writer.write_table(name, rows, "window_end")
+        if lost is None:
+            # Without a row Spark may drop the count with the rest of its plan.
+            lost = observed.get["lost"] if written.rows else 0
+        if lost:
+            _log.warning("sums_overflowed", window=name, results=lost)
+        return OutputFiles(written, overflowed=lost)
+
     def locate_segment(self, ref: FileRef) -> Path:
         """The local file of a state segment; fetched if the store has none.
 
@@ -388,8 +425,10 @@ class OutputFiles:
         results: files of the output's table.
         segments: the state that is live after the epoch.
         written: files of state from this epoch's rows.
+        overflowed: results that lack a sum, because their column does not hold it.
     """
 
     results: WrittenFiles = WrittenFiles()
     segments: tuple[FileRef, ...] = ()
     written: WrittenFiles = WrittenFiles()
+    overflowed: int = field(default=0, kw_only=True)

@@ -127,6 +127,7 @@ class EpochOutputs:
                 per_source.setdefault(source, {})[name] = number
                 totals[name] += number
         results = Counter({name: window.results.rows for name, window in self.windows.items()})
+        overflowed = Counter({name: window.overflowed for name, window in self.windows.items()})
         return EpochCounters(
             **{name: totals[name] for name in _TOTALS},
             retained_before=buffered_before,
@@ -134,6 +135,7 @@ class EpochOutputs:
             dropped=dict(+dropped),
             late_by_output=dict(+late_by_output),
             windows=dict(+results),
+            overflowed=dict(+overflowed),
             per_source=per_source,
         )
 

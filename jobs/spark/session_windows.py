@@ -7,6 +7,8 @@ again whenever rows came, a session closed or a result may be due: what meets wh
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
+from dataclasses import replace
+
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rows.judged_rows import adjust_late_rows, assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
@@ -21,7 +23,7 @@ from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
-from .epoch_context import EpochContext, OutputFiles, WrittenFiles
+from .epoch_context import EpochContext, OutputFiles
 from .tumbling_sliding_windows import is_window_segment_purged
 
 _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
@@ -52,19 +54,11 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
         kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra
     )
     due = epoch.load_segments([], written.paths)
-    results = WrittenFiles()
+    shown = OutputFiles()
     if due is not None:
-        rows = aggregation.build_results(
-            due.where("_due"), "_rev", epoch.provenance_columns(beside="_we")[3:]
-        )
-        results = epoch.writer.write_table(
-            name, epoch.collect_if_small(rows, written.rows), "window_end"
-        )
-    return OutputFiles(
-        results,
-        tuple(ref for ref in written.refs if not is_window_segment_purged(window, ref, after)),
-        written,
-    )
+        shown = epoch.write_results(aggregation, due.where("_due"), "_rev", written.rows)
+    standing = (ref for ref in written.refs if not is_window_segment_purged(window, ref, after))
+    return replace(shown, segments=tuple(standing), written=written)
 
 
 def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:

@@ -110,7 +110,7 @@ def _update_window(
         lambda rows: aggregation.merge_partials(rows.where(f"NOT ({purged})"), flags={}),
         aggregation,
     )
-    return OutputFiles(results, (*merged, *gaps), written)
+    return replace(results, segments=(*merged, *gaps), written=written)
 
 
 def _choose_state_engine(
@@ -129,7 +129,7 @@ def is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) ->
 
 def _emit_results(
     epoch: EpochContext, aggregation: Aggregation, live: list[FileRef], fresh: WrittenFiles
-) -> WrittenFiles:
+) -> OutputFiles:
     """Merge what is due, at most one result per window."""
     window, before, after = (
         aggregation.window,
@@ -141,7 +141,7 @@ def _emit_results(
     # Most epochs close no window; they must not cost a job.
     any_due = any(window.emit != "close" or is_window_closed(window, end, after) for end in ends)
     if not needed and not any_due:
-        return WrittenFiles()
+        return OutputFiles()
     size = sum(ref.rows for ref in (*needed, *fresh.refs))
     # Only windows that got partials in this epoch, or that close in it, have a result.
     parts = {
@@ -152,7 +152,7 @@ def _emit_results(
         *(f.selectExpr("*", f"{new} AS _new") for new, f in parts.items() if f is not None)
     )
     if rows is None:
-        return WrittenFiles()
+        return OutputFiles()
     over, was_over = end_reached_sql("_we", after), end_reached_sql("_we", before)
     touched = f"_we >= {opaque_literal(min(ends), '_we')}" if ends else "false"
     # In which range of windows some may have a result now, which merged ones have one, and the
@@ -176,11 +176,7 @@ def _emit_results(
     if use and window.emit == "close":
         use = f"_new OR NOT ({was_over})"
     merged = aggregation.merge_partials(rows, flags={"_new": "max(_new)"}, use=use).where(due)
-    results = aggregation.build_results(
-        merged, revision, epoch.provenance_columns(beside="_we")[3:]
-    )
-    rows = epoch.collect_if_small(results, size)
-    return epoch.writer.write_table(aggregation.name, rows, "window_end")
+    return epoch.write_results(aggregation, merged, revision, size)
 
 
 def _may_be_due(window: WindowSpec, ref: FileRef, ends: list[int], before: int, after: int) -> bool:

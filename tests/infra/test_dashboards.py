@@ -56,11 +56,12 @@ def told() -> set[str]:
 
 
 def _job() -> None:
-    """A batch of a query that reads Kafka."""
+    """A batch of a query that reads Kafka, and counts of a window that only some epochs have."""
     receivers = Receivers("p", lambda: FACTS)
     assert receivers.metrics is not None
     manifest = Manifest.model_construct(
         notes={
+            "epoch": {"overflowed": {"w": 1}},
             "batch": {
                 "query": "q",
                 "location": "",
@@ -73,7 +74,7 @@ def _job() -> None:
                         "sources": [{"name": "kafka", "rows": 1, "backlog": 2}],
                     }
                 },
-            }
+            },
         }
     )
     receivers.metrics.record_sealed(manifest, 0.5)

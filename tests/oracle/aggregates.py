@@ -13,6 +13,7 @@ from typing import Any
 
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
+from tidegate.time_units import TICK_MAX, TICK_MIN
 
 
 def aggregate(what: Aggregate, values: Sequence[Any]) -> Any:
@@ -42,7 +43,11 @@ def _number(what: Aggregate, present: Sequence[Any]) -> Any:
         return None
     match what.function:
         case AggregateFunction.SUM:
-            return math.fsum(present) if isinstance(present[0], float) else sum(present)
+            if isinstance(present[0], float):
+                return math.fsum(present)
+            total = sum(present)
+            is_lost = isinstance(total, int) and not TICK_MIN <= total <= TICK_MAX
+            return None if is_lost else total
         case AggregateFunction.AVG:
             return math.fsum(present) / len(present)
         case AggregateFunction.MIN:

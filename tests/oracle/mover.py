@@ -290,6 +290,7 @@ def _count_rows(
         dropped=dict(+moves.dropped),
         late_by_output=dict(moves.late_by_output),
         windows={name: len(results) for name, results in moves.results.items() if results},
+        overflowed={name: fold.overflowed for name, fold in moves.folds.items() if fold.overflowed},
         per_source={source: dict(counts) for source, counts in sorted(moves.tally.items())},
     )
 

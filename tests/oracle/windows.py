@@ -17,7 +17,7 @@ from tests.oracle.rows import Row, adjusted
 from tests.oracle.window_state import Key, Live
 from tests.oracle.zero_rows import Gaps
 from tidegate.jobs.spec.event_time_options import LatePolicy
-from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.jobs.spec.window_specs import AggregateFunction, WindowKind, WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, format_instant, saturate_ticks
 
 Span = tuple[int, int]
@@ -57,6 +57,7 @@ class WindowFold:
             in others.
         touched: windows whose state changed in this epoch, those that are gone included.
         opened: tumbling and sliding windows that this epoch's rows opened.
+        overflowed: results that lack a sum which `long` does not hold.
     """
 
     window: WindowSpec
@@ -70,6 +71,7 @@ class WindowFold:
     expired: list[Row] = field(default_factory=list)
     touched: dict[tuple[Key, int, int], Live] = field(default_factory=dict)
     opened: set[tuple[Key, int, int]] = field(default_factory=set)
+    overflowed: int = 0
 
     def __post_init__(self) -> None:
         self.live = {id: w for id, w in self.live.items() if not self.purged(w.end, self.before)}
@@ -300,6 +302,13 @@ class WindowFold:
                 for name, what in self.window.aggregates.items()
             },
         }
+        # A sum of any numbers is one.
+        self.overflowed += any(
+            what.function is AggregateFunction.SUM
+            and result[name] is None
+            and any(value is not None for value in _column(rows, what.expression))
+            for name, what in self.window.aggregates.items()
+        )
         window.replaceable = [own]
         if self.window.revisions == "delta":
             window.rows = []

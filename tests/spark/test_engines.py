@@ -69,14 +69,25 @@ def test_only_unproven_row_rules_leave_a_pipeline_to_spark_sql() -> None:
 
 
 @pytest.mark.unit
-def test_a_sum_that_overflows_is_an_error_and_not_a_number() -> None:
+def test_a_product_that_overflows_is_an_error_and_not_a_number() -> None:
     """Spark SQL then raises its own error, which names the overflow."""
-    window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": "sum(n)"}}
+    with pytest.raises(duckdb.Error):
+        _fold_numbers("sum(n * n)")
+
+
+@pytest.mark.unit
+def test_a_sum_of_whole_numbers_is_exact_in_state() -> None:
+    """Whatever comes to it later."""
+    (state,) = _fold_numbers("sum(n)").to_pylist()
+    assert state["_s0"] is None
+    assert state["_s0_over"] == 2**63
+
+
+def _fold_numbers(aggregate: str) -> pa.Table:
+    window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": aggregate}}
     aggregation = Aggregation(spec_of(windows={"w": window}), "w")
     rows = pa.table({"n": [2**62, 2**62], "_ws": [0, 0], "_we": [10, 10]})
-    frame = aggregation.aggregate_rows(DuckFrame.from_table(rows), 0, 1)
-    with pytest.raises(duckdb.Error):
-        frame.toArrow()
+    return aggregation.aggregate_rows(DuckFrame.from_table(rows), 0, 1).toArrow()
 
 
 @pytest.mark.unit

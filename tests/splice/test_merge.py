@@ -604,6 +604,19 @@ def test_keys_that_look_alike_as_texts_are_told_apart(kind: str) -> None:
     assert [one["n"] for one in found] == [2, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("number", "total"), [(0, 2**63 - 1), (1, None)])
+def test_a_recomputed_sum_that_overflows_is_null(number: int, total: int | None) -> None:
+    """As in a run."""
+    window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": "sum(v)"}}
+    spec = spec_of(windows={"w": window})
+    rows = [{"v": v, "_et": 1, "_end": 2, "_seq": 0, "_so": 0} for v in (2**63 - 1, number)]
+    with open_database(for_frames=True) as db:
+        db.register("accepted", pa.Table.from_pylist(rows))
+        target, schema = WindowBounds((), 0, 10 * SECOND), pa.schema([("s", pa.int64())])
+        (found,) = recompute_results(db, spec.windows["w"], "accepted", [target], schema)
+    assert found["s"] == total
+
+
 def test_a_correction_means_what_a_text_in_an_object_means() -> None:
     """A value that does not fit is refused, not rounded; a whole number of a file may be a double."""
     spec = spec_of()
