@@ -37,7 +37,7 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
 from .attempt_files import open_task_store, store_task_rows
 from .errors import KEPT_ROWS_LOST
-from .kept_rows import KeptPiece, decode_rows, encode_rows
+from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
 
 RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
@@ -184,9 +184,14 @@ def _assign_positions(rows: pa.Table, firsts: dict[int, int]) -> tuple[pa.Table,
 
 @dataclass(frozen=True)
 class CutPiece:
-    """Rows for one target, as an Arrow stream."""
+    """Rows for one target, as an Arrow stream.
+
+    `waited` says whether they are those of a segment, which name their members. Rows that a task
+    kept have the number of a slice instead.
+    """
 
     data: pa.Buffer
+    waited: bool
 
 
 @dataclass(frozen=True)
@@ -212,25 +217,29 @@ Shipped = tuple[int, CutPiece | CutSummary]
 
 def cut_rows(order: RangesOrder, task: int, pieces: Iterable[KeptPiece]) -> Iterator[Shipped]:
     """Cut kept rows, and those of this task's share of the segments, by their targets."""
-    targets = order.firsts[-1]
-    counts, taken, error = np.zeros(targets, np.int64), 0, None
+    counts, taken, error = np.zeros(order.firsts[-1], np.int64), 0, None
     waiting: dict[str, tuple[int, int]] = {}
-    for piece in pieces:
-        rows = decode_rows(piece.data)
-        taken += rows.num_rows
-        for target, part in _divide_rows(order, _add_members(order, rows)):
+
+    def ship_rows(rows: pa.Table, *, waited: bool) -> Iterator[Shipped]:
+        """Yield rows for their targets."""
+        for target, part in _divide_rows(order, rows):
             counts[target] += part.num_rows
-            yield target, CutPiece(encode_rows(part))
+            for data in encode_in_pieces(part):
+                yield target, CutPiece(data, waited)
+
+    kept = [decode_rows(piece.data) for piece in pieces]
+    if kept:
+        rows = pa.concat_tables(kept).combine_chunks()
+        taken = rows.num_rows
+        yield from ship_rows(rows, waited=False)
     try:
         for ref in order.segments[task :: order.maps]:
             rows, waiting[ref.key] = _read_segment(order, ref)
-            for target, part in _divide_rows(order, rows):
-                counts[target] += part.num_rows
-                yield target, CutPiece(encode_rows(part))
+            yield from ship_rows(rows, waited=True)
     except TidegateError as failure:
         error = failure
     summary = CutSummary(tuple(counts.tolist()), taken, waiting, error)
-    for target in range(targets):
+    for target in range(counts.size):
         yield target, summary
 
 
@@ -268,7 +277,7 @@ def _write_target(
     _require_all_rows(order, taken, sum(order.kept.values()))
     if not pieces:
         return
-    rows = sort_rows_in_order(pa.concat_tables(decode_rows(piece.data) for piece in pieces))
+    rows = sort_rows_in_order(_join_pieces(order, pieces))
     if answer.number >= order.firsts[2]:
         _write_waiting(answer, order, rows)
         return
@@ -276,11 +285,20 @@ def _write_target(
     _write_events(answer, order, rows, np.arange(first, first + rows.num_rows))
 
 
+def _join_pieces(order: RangesOrder, pieces: list[CutPiece]) -> pa.Table:
+    """All rows of a target, with their members."""
+    kept = [decode_rows(piece.data) for piece in pieces if not piece.waited]
+    tables = [decode_rows(piece.data) for piece in pieces if piece.waited]
+    if kept:
+        named = _add_members(order, pa.concat_tables(kept))
+        tables.append(named.select([*order.spec.columns, *_KEYS, "_late"]))
+    return pa.concat_tables(tables)
+
+
 def _divide_rows(order: RangesOrder, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
     """Yield the targets of some rows, with the rows for each."""
     if not rows.num_rows:
         return
-    rows = rows.select([*order.spec.columns, *_KEYS, "_late"])
     targets = _find_targets(order, rows)
     if (targets == targets[0]).all():
         yield int(targets[0]), rows
@@ -294,8 +312,10 @@ def _divide_rows(order: RangesOrder, rows: pa.Table) -> Iterator[tuple[int, pa.T
 
 
 def _find_targets(order: RangesOrder, rows: pa.Table) -> NDArray[np.int16]:
-    sections, times = rows["_section"].to_numpy(), rows["_et"].to_numpy()
-    late = rows["_late"].to_numpy()
+    times, late = rows["_et"].to_numpy(), rows["_late"].to_numpy()
+    # Rows that a task kept are of the epoch's section.
+    waited = "_section" in rows.column_names
+    sections = rows["_section"].to_numpy() if waited else np.full(times.size, order.section)
     targets = np.zeros(rows.num_rows, np.int16)
     for section in np.unique(sections).tolist():
         own = sections == section

@@ -41,6 +41,12 @@ from .spark_session import SparkSessions
 _log = structlog.get_logger("tidegate.driver")
 _STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
 """How the names of the variables begin that stores are opened by."""
+_ALLOCATOR_VARIABLES = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MIMALLOC_PURGE_DELAY": "-1",
+}
+"""Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,8 @@ def start_workers(
 def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
-    context.environment.update({**own, **(variables or {})})
+    given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
+    context.environment.update({**given, **own, **(variables or {})})
     return context
 
 
