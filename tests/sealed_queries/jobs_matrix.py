@@ -50,7 +50,6 @@ from tests.servers.minio import RealMinio, running
 from tests.servers.processes import find_jvms, kill_jvms
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 
-_FILES = 4
 _LATE = 3.0
 """Seconds at most from a batch to a disturbance, so that it comes at another moment each time."""
 _OUTAGE = 12.0
@@ -205,14 +204,13 @@ def _finish_cron(job: KilledJob) -> None:
 
 
 def _meet_bad_data(job: KilledJob) -> None:
-    """The job fails, twice, and names the bad value."""
+    """The job fails, and names the bad value."""
     app = job.app
     assert isinstance(app, BadData)
     app.spoil()
-    for _ in range(2):
-        if not job.is_running():
-            job.launch()
-        _expect_end(job, 1)
+    if not job.is_running():
+        job.launch()
+    _expect_end(job, 1)
     assert app.is_named_in((job.folder / "driver.log").read_text())
 
 
@@ -223,7 +221,7 @@ def _begin_with_bad_data(job: KilledJob) -> None:
 
 
 def _finish_bad_data(job: KilledJob) -> None:
-    """The job fails for the same reason until someone corrects the data."""
+    """The job fails, if need be again, until someone corrects the data."""
     app = job.app
     assert isinstance(app, BadData)
     _meet_bad_data(job)
@@ -248,19 +246,21 @@ class Case:
         begin: from nothing to a batch of each query.
         begin_failing: the same before a restore.
         finish: from any state to the end of the input.
+        files: how many files its input has.
     """
 
     app: type[App]
     begin: Callable[[KilledJob], None] = _begin
     begin_failing: Callable[[KilledJob], None] | None = None
     finish: Callable[[KilledJob], None] = KilledJob.run_to_end_of_input
+    files: int = 4
 
 
 CASES: dict[str, Case] = {
     "a join of two streams": Case(APPS["join"]),
     "b table": Case(APPS["windows"]),
     "c foreachBatch upserts": Case(APPS["clicks"]),
-    "d state with timers": Case(Timers),
+    "d state with timers": Case(Timers, files=2),
     "e session windows": Case(Sessions),
     "f arguments and packages": Case(Packaged),
     "g checkpoint taken over": Case(TakenOver, begin=_begin_without_tidegate),
@@ -288,7 +288,7 @@ class Matrix:
             try:
                 case.app.prepare(path / "server", resources)
                 conf = COMBINATIONS["rocksdb-2"]
-                whole = KilledJob(path / "whole", conf, case.app, _FILES)
+                whole = KilledJob(path / "whole", conf, case.app, case.files)
                 with closing(whole):
                     case.finish(whole)
                     expected = whole.app.outputs()
@@ -361,7 +361,7 @@ def _run_cell(
         if disturb is _set_clock_back:
             clock, more = _make_clock(beside)
             environment |= more
-        job = KilledJob(folder, conf, case.app, _FILES, store_url, environment)
+        job = KilledJob(folder, conf, case.app, case.files, store_url, environment)
         resources.enter_context(closing(job))
         is_restore = disturb in _RESTORES
         begin = (case.begin_failing if is_restore else None) or case.begin

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tidegate.job import on_restore
 

@@ -9,11 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 try:
     from tidegate.job import on_restore
 except ImportError:  # without tidegate nothing restores the job
-
-    def on_restore(*_queries):
-        """Take the place of tidegate's function."""
-        return lambda function: function
-
+    on_restore = lambda *_queries: lambda function: function  # noqa: E731
 
 source, target = sys.argv[1:]
 database = Path(target) / "rows.sqlite"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 from pyspark.sql import SparkSession, functions
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 source, target = sys.argv[1:]
 
@@ -22,11 +22,11 @@ class CountAtEnd(StatefulProcessor):
     def handleInputRows(  # noqa: N802 - Spark's name
         self,
         key: Any,
-        rows: Iterator[pd.DataFrame],
+        rows: Any,
         timerValues: Any,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Count, and set the timer with the first click."""
-        number = self._number.get()[0] if self._number.exists() else 0
+        (number,) = self._number.get() or (0,)
         if not number:
             self._handle.registerTimer(int(key[1].timestamp() * 1000) + 60_000)
         self._number.update((number + sum(len(part) for part in rows),))
@@ -39,7 +39,7 @@ class CountAtEnd(StatefulProcessor):
         expiredTimerInfo: Any,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Tell the number."""
-        number = self._number.get()[0]
+        (number,) = self._number.get() or (0,)
         self._number.clear()
         yield pd.DataFrame({"page": [key[0]], "minute": [str(key[1])], "clicks": [number]})
 

@@ -5,8 +5,8 @@ import json
 import logging
 from pathlib import Path
 
-import errors
-from helpers import read_clicks
+import errors  # type: ignore[import-not-found]
+from helpers import read_clicks  # type: ignore[import-not-found]
 from pyspark.sql import SparkSession, functions
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
@@ -26,9 +26,9 @@ spark.sparkContext.addPyFile(settings["module"])
 
 def find_section(page: str) -> str:
     """Import the module where the rows are: in a process of Spark."""
-    import sections
+    import sections  # type: ignore[import-not-found]
 
-    return sections.find_section(page)
+    return str(sections.find_section(page))
 
 
 (
