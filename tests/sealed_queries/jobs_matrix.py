@@ -47,7 +47,7 @@ from tests.sealed_queries.case_apps import (
 from tests.sealed_queries.jobs_proof import compare_outputs
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.minio import RealMinio, running
-from tests.servers.processes import find_jvms, kill_jvms
+from tests.servers.processes import find_jvms, kill_jvms, suspend_without_lock
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 
 _LATE = 3.0
@@ -91,7 +91,7 @@ def _freeze_python(scene: Scene) -> None:
     job, before = scene.job, scene.job.process
     assert before is not None
     python = psutil.Process(before.pid)
-    python.suspend()
+    suspend_without_lock(python)
     job.launch()
     job.wait(job.holds_lease)
     python.resume()
