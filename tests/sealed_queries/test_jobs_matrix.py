@@ -22,7 +22,7 @@ _CELLS_IN_CI = (
 
 
 def test_the_matrix_counts_what_it_could_not_run() -> None:
-    """A cell that cannot be is no cell that ran, and its reason is printed."""
+    """A cell that cannot be did not run, and its reason is printed."""
     case = "a join of two streams"
     matrix = Matrix({(case, "kill driver"): "equal"})
     assert matrix.is_good
