@@ -13,11 +13,11 @@ from tests.sealed_queries.rig import KilledJob
 _CELLS_IN_CI = (
     ("f arguments and packages", "kill driver"),
     ("f arguments and packages", "restore and gc"),
-    ("f arguments and packages", "two restores"),
     ("g checkpoint taken over", "kill driver"),
-    ("g checkpoint taken over", "two restores"),
     ("h ends of scripts", "kill JVM"),
+    ("h ends of scripts", "kill driver"),
     ("h ends of scripts", "restore and gc"),
+    ("h ends of scripts", "two restores"),
 )
 
 
