@@ -30,7 +30,7 @@ from tests.sealed_queries.apps import APPS, App
 from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
-from tests.servers.processes import list_children
+from tests.servers.processes import list_children, suspend_without_lock
 from tidegate.jobs.spec.operations import JARS
 
 _OUTAGE = 12.0  # seconds, the longest; a lease lasts for 6
@@ -113,8 +113,10 @@ def _pause(job: KilledJob) -> None:
     """Stop driver and JVM until a second driver has the lease; the first has to end then."""
     process = job.process
     assert process is not None
-    both = [psutil.Process(process.pid), *list_children(process.pid)]
-    for one in both:
+    python, jvm = psutil.Process(process.pid), list_children(process.pid)
+    suspend_without_lock(python)
+    both = [python, *jvm]
+    for one in jvm:
         with suppress(psutil.NoSuchProcess):  # a helper of the driver that has ended meanwhile
             one.suspend()
     job.launch()  # takes the lease over, in a folder of its own

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -32,3 +34,24 @@ def kill_jvms(pid: int) -> bool:
         with suppress(psutil.NoSuchProcess):
             jvm.kill()
     return bool(jvms)
+
+
+def suspend_without_lock(process: psutil.Process) -> None:
+    """Stop a process at a moment at which it has no file locked.
+
+    Whoever needs the lock of a local store would wait for it until the process goes on.
+    """
+    while True:
+        process.suspend()
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        if process.pid not in _list_lock_owners():
+            return
+        process.resume()
+        time.sleep(0.01)
+
+
+def _list_lock_owners() -> set[int]:
+    """The processes that have a file locked, as Linux lists them: the fifth word of a line."""
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return {int(words[4]) for words in lines if words[1] != "->"}

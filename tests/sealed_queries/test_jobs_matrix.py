@@ -1,0 +1,72 @@
+"""Scripts of each kind, disturbed in each way, with a real Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sealed_queries.jobs_matrix import CASES, DISTURBANCES, Cell, Matrix, run_matrix
+from tests.sealed_queries.rig import KilledJob
+
+# No moment of these decides how the run goes on: whatever was sealed before, the driver is gone.
+_CELLS_IN_CI = (
+    ("f arguments and packages", "kill driver"),
+    ("f arguments and packages", "restore and gc"),
+    ("g checkpoint taken over", "kill driver"),
+    ("h ends of scripts", "kill JVM"),
+    ("h ends of scripts", "kill driver"),
+    ("h ends of scripts", "restore and gc"),
+    ("h ends of scripts", "two restores"),
+)
+
+
+def test_the_matrix_counts_what_it_could_not_run() -> None:
+    """A cell that cannot be did not run, and its reason is printed."""
+    case = "a join of two streams"
+    matrix = Matrix({(case, "kill driver"): "equal"})
+    assert matrix.is_good
+    matrix.outcomes[case, "clock back"] = "cannot be"
+    matrix.reasons.append("a, clock back: why")
+    assert matrix.is_good
+    *_, reason, total = matrix.lines()
+    left = len(CASES) * len(DISTURBANCES) - 2
+    assert reason == "a, clock back: why"
+    assert total == f"1 cells, 0 differences, 1 cannot be, {left} left out"
+
+
+@pytest.mark.parametrize("outcomes", [{}, {("h", "kill JVM"): "cannot be"}])
+def test_a_matrix_that_ran_nothing_is_not_good(outcomes: dict[Cell, str]) -> None:
+    """A run without a cell shows nothing."""
+    assert not Matrix(outcomes).is_good
+
+
+@pytest.mark.parametrize("outcome", ["differs", "broken"])
+def test_one_bad_cell_is_enough(outcome: str) -> None:
+    """The other cells do not hide it."""
+    assert not Matrix({("h", "kill JVM"): "equal", ("h", "kill driver"): outcome}).is_good
+
+
+def test_a_case_that_cannot_begin_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each of its cells is, and the cases behind it are run nevertheless."""
+
+    def fail(*_given: object) -> None:
+        raise OSError("no server")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(KilledJob, "launch", fail)
+    matrix = run_matrix([("f arguments and packages", kind) for kind in DISTURBANCES], seed=1)
+    assert set(matrix.outcomes.values()) == {"broken"}
+    assert len(matrix.outcomes) == len(DISTURBANCES)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+def test_a_tenth_of_the_cells_is_equal() -> None:
+    """The sinks of disturbed jobs hold the rows of undisturbed ones; `make jobs-proof` runs all cells."""
+    assert len(_CELLS_IN_CI) >= len(CASES) * len(DISTURBANCES) / 10
+    matrix = run_matrix(_CELLS_IN_CI, seed=1)
+    assert matrix.is_good, "\n".join(matrix.lines())
