@@ -299,7 +299,8 @@ _CHOICES = _collect_choices()
 
 def _dump(model: Any, raw: Raw) -> Raw | None:
     try:
-        return model.model_validate(raw).model_dump(mode="json", by_alias=True)
+        dumped: Raw = model.model_validate(raw).model_dump(mode="json", by_alias=True)
+        return dumped
     except ValidationError:
         return None
 
