@@ -9,7 +9,6 @@ than the table says. Ends with ``N cells (A applied, R refused), 0 differences``
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import yaml  # type: ignore[import-untyped]
 from tests.engine.harness import Bench, row
 from tests.manual_clock import ManualClock
 from tests.named_tests import ROOT
@@ -135,7 +135,7 @@ class World:
 
     def write(self, raw: Raw) -> None:
         """Change the file."""
-        self.file.write_text(json.dumps(raw, indent=1))
+        self.file.write_text(yaml.safe_dump(raw, sort_keys=False))
 
     def read(self) -> SupervisedSpec:
         """What the file says."""
