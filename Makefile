@@ -61,6 +61,10 @@ faults: venv java ## the test of each fault that the review of e3dab94 found (AR
 fields: venv ## every field of a spec, the code that reads it and a test that names it; ends with "N fields, 0 without a reader or a test"
 	$(BIN)/python -m tests.spec.field_effects
 
+.PHONY: changes
+changes: venv ## each field of a spec and each row of the table of changes, deployed while a driver runs, is stopped, crashes or fails; ends with "N cells (A applied, R refused), 0 differences"
+	$(BIN)/python -m tests.spec.change_matrix
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof

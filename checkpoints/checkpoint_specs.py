@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Final
 
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.field_rules import ChangeEffect
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spec_changes import (
@@ -26,11 +26,13 @@ from tidegate.jobs.spec.spec_plan import (
     PlanVerdict,
     RestoreOffer,
     SpecPlan,
+    list_apart_changes,
     make_plan,
     make_plan_row,
 )
 
 from .bucket_layout import BucketLayout, CheckpointId
+from .deployed_specs import read_copy, read_deployed
 from .manifest import Manifest
 from .slot_log import SlotLog
 from .store import NotFoundError, PreconditionFailedError, Store
@@ -272,7 +274,20 @@ def plan_against_log(log: SlotLog, spec: PipelineSpec) -> SpecPlan:
         if target is not None:
             offer = RestoreOffer(str(target), manifest.counters.read - _count_read(log, target))
     rows = [make_plan_row(one, old, spec, is_restorable=offer is not None) for one in found]
+    # The digest leaves these out, so a sealed spec does not tell which values drivers run with.
+    before = _read_deployed_spec(log) or old
+    rows += list_apart_changes(mask_secrets(before), mask_secrets(spec))
     return make_plan(old, spec, against, rows, offer)
+
+
+def _read_deployed_spec(log: SlotLog) -> PipelineSpec | None:
+    """The spec that drivers run; None if nothing is deployed, or it cannot be read."""
+    with suppress(PoisonError):
+        wanted = read_deployed(log.store, log.pipeline).wanted
+        if wanted is not None:
+            spec = read_copy(log.store, log.pipeline, wanted.digest).parse_spec()
+            return spec if isinstance(spec, PipelineSpec) else None
+    return None
 
 
 def _plan_beginning(log: SlotLog, spec: PipelineSpec, *, has_tables: bool) -> SpecPlan:

@@ -119,17 +119,18 @@ def plan_against_spec(old: PipelineSpec, new: PipelineSpec, against: str) -> Spe
         why, way_out = _split_reason(change.why)
         tables = tuple(_list_changed_tables(change.what, old, new))
         rows.append(PlanRow(change.what, PlanVerdict.DEPENDS, f"refused if {why}", way_out, tables))
-    rows += _list_apart_changes(old, new)
+    rows += list_apart_changes(old, new)
     return make_plan(old, new, against, rows)
 
 
 def plan_job_against_spec(old: JobSpec, new: JobSpec, against: str) -> SpecPlan:
     """Compare the spec of a job with an earlier one; Spark judges the state of its queries."""
-    rows = tuple(
+    rows = [
         PlanRow(change.what, PlanVerdict(change.verdict.value), *_split_job_reason(change))
         for change in compare_jobs(old, new)
-    )
-    return SpecPlan(new.name, against, rows)
+    ]
+    rows += _list_apart_sections(old, new, ("description", "supervision", "quality"))
+    return SpecPlan(new.name, against, tuple(rows))
 
 
 def make_plan(
@@ -198,8 +199,8 @@ def _list_changed_tables(what: str, old: PipelineSpec, new: PipelineSpec) -> Ite
         yield from () if one is None else (to for to in one.destinations if to in new.streams)
 
 
-def _list_apart_changes(old: PipelineSpec, new: PipelineSpec) -> Iterator[PlanRow]:
-    """Changes of which neither rows nor state depend, such as those of sinks."""
+def list_apart_changes(old: PipelineSpec, new: PipelineSpec) -> Iterator[PlanRow]:
+    """Yield the changes on which neither rows nor state depend, such as those of sinks."""
     for name in sorted(new.sinks.keys() - old.sinks.keys()):
         start = getattr(new.sinks[name], "start", "beginning")
         where = "the next epoch" if start == "head" else "the first epoch that is kept"
@@ -210,10 +211,17 @@ def _list_apart_changes(old: PipelineSpec, new: PipelineSpec) -> Iterator[PlanRo
         if old.sinks[name] != new.sinks[name]:
             why = "goes on behind the last epoch that it received"
             yield PlanRow(f"sinks.{name}", PlanVerdict.KEPT, why)
-    for name in ("description", "supervision", "spark", "quality", "splice"):
-        if getattr(old, name) != getattr(new, name):
-            yield PlanRow(name, PlanVerdict.KEPT, "rows and state do not depend on it")
+    apart = ("description", "supervision", "spark", "quality", "splice")
+    yield from _list_apart_sections(old, new, apart)
     arranged = ("layout", "compact", "file_mb")
     if any(getattr(old.outputs, name) != getattr(new.outputs, name) for name in arranged):
         why = "new files are arranged by it; rows stay as they are"
         yield PlanRow("outputs", PlanVerdict.KEPT, why)
+
+
+def _list_apart_sections(
+    old: PipelineSpec | JobSpec, new: PipelineSpec | JobSpec, names: Sequence[str]
+) -> Iterator[PlanRow]:
+    for name in names:
+        if getattr(old, name) != getattr(new, name):
+            yield PlanRow(name, PlanVerdict.KEPT, "rows and state do not depend on it")

@@ -48,7 +48,7 @@ class FieldUse:
 def list_fields() -> Iterator[FieldUse]:
     """Yield the fields of pipelines and jobs, model by model."""
     readers, tests = _index_readers(), _index_tests()
-    for model in _list_models():
+    for model in list_models():
         for name, field in model.model_fields.items():
             alias = field.alias or name
             found = ["jobs/spec/loader.py"] if name in _READ_BY_LOADER else readers[name]
@@ -57,7 +57,8 @@ def list_fields() -> Iterator[FieldUse]:
 
 
 @cache
-def _list_models() -> tuple[type[BaseModel], ...]:
+def list_models() -> tuple[type[BaseModel], ...]:
+    """The models of pipelines and jobs, with all models below them."""
     found: list[type[BaseModel]] = []
     waiting: list[Any] = [PipelineSpec, JobSpec]
     while waiting:

@@ -1,0 +1,50 @@
+"""A part of `make changes`: what a plan says is what a deploy does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.spec.change_matrix import (
+    TABLE_ROWS,
+    Around,
+    Bases,
+    Outcome,
+    imports_from,
+    read_table,
+)
+from tests.spec.changed_fields import find_change
+
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+
+def test_each_row_of_the_table_has_a_change() -> None:
+    """A new row of the docs fails here until the matrix has a change for it."""
+    rows = [change for change, _ in read_table()]
+    assert rows
+    assert [one for one in rows if not any(one.startswith(r.row) for r in TABLE_ROWS)] == []
+    assert [r.row for r in TABLE_ROWS if not any(one.startswith(r.row) for one in rows)] == []
+
+
+@pytest.mark.parametrize("around", Around)
+@pytest.mark.parametrize(
+    ("field", "verdict"),
+    [
+        ("windows.*.size", Outcome.REFUSED),
+        ("sources.*.lag", Outcome.APPLIED),
+        ("description", Outcome.APPLIED),
+        ("outputs.compact", Outcome.APPLIED),
+    ],
+)
+def test_a_plan_says_what_a_deploy_does(
+    tmp_path: Path, field: str, verdict: Outcome, around: Around
+) -> None:
+    """Also of fields on which no state depends, which the digest of a spec leaves out."""
+    change = find_change(PipelineSpec, field)
+    assert change is not None
+    with imports_from(str(tmp_path)):
+        cell = Bases(tmp_path).run_cell(change, around)
+    assert cell.differences == ()
+    waits = around is Around.CRASHED
+    waits = waits or (around is Around.FAILS and verdict is Outcome.APPLIED)
+    assert cell.outcome is (Outcome.WAITING if waits else verdict)
