@@ -31,11 +31,14 @@ from .json_messages import (
     split_messages,
 )
 
-SETTINGS_VARIABLE: Final = "TIDEGATE_KAFKA_SETTINGS"
-"""Source -> settings of its client, as JSON."""
+_SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
+"""A pipeline's name follows. The value is source -> settings of its client, as JSON.
 
-_readers: dict[str, tuple[str, RangeReader]] = {}
-"""Topic and brokers of a source -> its settings, and the client of this process."""
+Pipelines of one Spark session share workers, and may have sources of the same name.
+"""
+
+_readers: dict[tuple[str, str], tuple[str, RangeReader]] = {}
+"""Pipeline and source -> brokers, topic and settings, and the client of this process."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
     found = {
         name: translate_settings(build_consumer_settings(kafka)) for name, kafka in topics.items()
     }
-    return {SETTINGS_VARIABLE: json.dumps(found, sort_keys=True)} if found else {}
+    return {_SETTINGS_PREFIX + spec.name: json.dumps(found, sort_keys=True)} if found else {}
 
 
 def remove_settings(spec: PipelineSpec) -> PipelineSpec:
@@ -95,16 +98,17 @@ def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
     found: dict[str, TopicRange] = {}
     for name, parts in ranges.items():
         if parts:
-            found |= _read_source(name, spec.sources[name], parts)
+            found |= _read_source(spec, name, parts)
     return found
 
 
-def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict[str, TopicRange]:
+def _read_source(spec: PipelineSpec, name: str, parts: list[JsonObject]) -> dict[str, TopicRange]:
+    source = spec.sources[name]
     plan = plan_plain_messages(source)
     assert plan is not None  # noqa: S101 - see `explain_other_topic`
     places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
     tables = [plan.columns.empty_table()]
-    reader = _open_reader(name, source)
+    reader = _open_reader(spec, name)
     try:
         with closing(reader.read_ranges(places)) as batches:
             for batch in batches:
@@ -113,7 +117,7 @@ def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict
                 tables += _read_others(name, source, others) if others.num_rows else []
     except BaseException:
         # The next attempt opens a new client: this one may hold addresses of dead brokers.
-        close_reader(name)
+        close_reader(spec.name, name)
         raise
     rows = pa.concat_tables(tables)
     return {part["key"]: _select_range(rows, source, part) for part in parts}
@@ -140,21 +144,22 @@ def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> Topic
     return TopicRange(own, place["to"] - place["from"] - own.num_rows)
 
 
-def _open_reader(name: str, source: SourceSpec) -> RangeReader:
+def _open_reader(spec: PipelineSpec, name: str) -> RangeReader:
     """The client of a source; this process keeps one for each until its settings change."""
-    kafka = get_kafka_options(source)
-    settings = json.loads(os.environ[SETTINGS_VARIABLE])[name]
+    kafka = get_kafka_options(spec.sources[name])
+    settings = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
     asked = json.dumps([kafka.servers, kafka.topic, settings])
-    known = _readers.get(name)
+    place = spec.name, name
+    known = _readers.get(place)
     if known is not None and known[0] == asked:
         return known[1]
-    close_reader(name)
+    close_reader(*place)
     reader = RangeReader(name, kafka, settings)
-    _readers[name] = asked, reader
+    _readers[place] = asked, reader
     return reader
 
 
-def close_reader(name: str) -> None:
-    """Close the connections of a source in this process."""
-    if name in _readers:
-        _readers.pop(name)[1].close()
+def close_reader(pipeline: str, name: str) -> None:
+    """Close the connections of a pipeline's source in this process."""
+    if (pipeline, name) in _readers:
+        _readers.pop((pipeline, name))[1].close()

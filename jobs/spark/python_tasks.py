@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -41,6 +42,8 @@ from .spark_session import SparkSessions
 _log = structlog.get_logger("tidegate.driver")
 _STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
 """How the names of the variables begin that stores are opened by."""
+_environment_lock = Lock()
+"""Held while the environment of a context's workers is replaced."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,9 @@ def start_workers(
 def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
-    context.environment.update({**own, **(variables or {})})
+    with _environment_lock:
+        # Replaced, not changed: PySpark may be reading it for a job of another thread.
+        context.environment = {**context.environment, **own, **(variables or {})}
     return context
 
 

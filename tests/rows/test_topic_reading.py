@@ -26,12 +26,14 @@ from tidegate.jobs.rows.topic_reading import build_settings_variable, close_read
 from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaInProcess]:
     yield KafkaInProcess()
-    close_reader("a")
+    for pipeline in ("p", "q"):
+        close_reader(pipeline, "a")
 
 
 def read_cut(
@@ -65,6 +67,33 @@ def test_a_task_reads_the_planned_offsets(
         (0, "a/0", 7),
         (2, "a/2", 2),
     ]
+
+
+def test_pipelines_of_a_session_keep_their_own_settings(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sources may have the same name, and their tasks the same worker."""
+    broker.send("t", 0, [message(n) for n in range(3)])
+    first = topic_spec(broker.servers, kafka={"options": {"client.id": "first"}})
+    second = topic_spec(broker.servers, kafka={"options": {"client.id": "second"}})
+    second = second.model_copy(update={"name": "q"})
+    used = []
+
+    class NotedReader(RangeReader):
+        """A client that says with which settings it was opened."""
+
+        def __init__(self, name: str, kafka: KafkaOptions, settings: dict[str, Any]) -> None:
+            used.append(settings["client.id"])
+            super().__init__(name, kafka, settings)
+
+    monkeypatch.setattr(topic_reading, "RangeReader", NotedReader)
+    for spec in (first, second):
+        for name, value in build_settings_variable(spec).items():
+            monkeypatch.setenv(name, value)
+    for spec in (first, second, first, second):
+        found = topic_reading.read_topic_ranges(remove_settings(spec), plan_cut(spec, {0: (0, 3)}))
+        assert [one.rows.num_rows for one in found.values()] == [3]
+    assert used == ["first", "second"]
 
 
 def test_offsets_without_a_message_are_counted(
