@@ -5,6 +5,7 @@ The settings of the client reach the worker as its environment: they may hold a 
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -26,10 +27,12 @@ from tidegate.json_types import JsonObject
 from .dead_messages import take_dead_messages
 from .json_messages import (
     PARTITION,
+    PlainMessages,
     get_kafka_options,
     plan_plain_messages,
     split_messages,
 )
+from .protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 
 _SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
 """A pipeline's name follows. The value is source -> settings of its client, as JSON.
@@ -51,8 +54,8 @@ class TopicRange:
 
 def explain_other_topic(source: SourceSpec) -> str | None:
     """Why the messages of a topic are not read by tasks; None if they are."""
-    if plan_plain_messages(source) is None:
-        return "messages that are not plain JSON"
+    if _plan_messages(source) is None:
+        return "messages that are neither plain JSON nor plain Protobuf"
     try:
         settings = translate_settings(build_consumer_settings(get_kafka_options(source)))
     except ConfigurationError:  # who asks the brokers says which variable is missing
@@ -83,8 +86,16 @@ def remove_settings(spec: PipelineSpec) -> PipelineSpec:
     return spec.model_copy(update={"sources": {**spec.sources, **shown}}) if shown else spec
 
 
-def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
+def _plan_messages(source: SourceSpec) -> PlainMessages | None:
+    return plan_plain_messages(source) or plan_protobuf_messages(source)
+
+
+def read_topic_ranges(
+    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, bytes] | None = None
+) -> dict[str, TopicRange]:
     """Return key of a part -> its rows, of all ranges of topics in a cut.
+
+    `schemas` are those of sources with Protobuf messages.
 
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
@@ -98,13 +109,15 @@ def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
     found: dict[str, TopicRange] = {}
     for name, parts in ranges.items():
         if parts:
-            found |= _read_source(spec, name, parts)
+            found |= _read_source(spec, name, parts, (schemas or {}).get(name))
     return found
 
 
-def _read_source(spec: PipelineSpec, name: str, parts: list[JsonObject]) -> dict[str, TopicRange]:
+def _read_source(
+    spec: PipelineSpec, name: str, parts: list[JsonObject], schema: bytes | None
+) -> dict[str, TopicRange]:
     source = spec.sources[name]
-    plan = plan_plain_messages(source)
+    plan = _plan_messages(source)
     assert plan is not None  # noqa: S101 - see `explain_other_topic`
     places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
     tables = [plan.columns.empty_table()]
@@ -112,9 +125,12 @@ def _read_source(spec: PipelineSpec, name: str, parts: list[JsonObject]) -> dict
     try:
         with closing(reader.read_ranges(places)) as batches:
             for batch in batches:
-                rows, others = split_messages(batch, plan)
-                tables.append(rows)
-                tables += _read_others(name, source, others) if others.num_rows else []
+                if schema is None:
+                    tables += _read_json(name, source, batch, plan)
+                else:
+                    rows, others = read_protobuf_messages(batch, plan, source, schema)
+                    _require_no_others(name, others)
+                    tables += rows
     except BaseException:
         # The next attempt opens a new client: this one may hold addresses of dead brokers.
         close_reader(spec.name, name)
@@ -123,18 +139,25 @@ def _read_source(spec: PipelineSpec, name: str, parts: list[JsonObject]) -> dict
     return {part["key"]: _select_range(rows, source, part) for part in parts}
 
 
-def _read_others(name: str, source: SourceSpec, messages: pa.Table) -> list[pa.Table]:
-    """Read messages without those that are dead for certain; one odd one spoils its neighbours."""
-    plan = plan_plain_messages(source)
-    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+def _read_json(
+    name: str, source: SourceSpec, batch: pa.RecordBatch, plan: PlainMessages
+) -> list[pa.Table]:
+    plain, messages = split_messages(batch, plan)
+    if not messages.num_rows:
+        return [plain]
+    # Without those that are dead for certain: one odd message spoils its neighbours.
     dead, rest = take_dead_messages(messages, plan, source)
-    tables = [dead]
-    for batch in rest.to_batches():
-        rows, others = split_messages(batch, plan)
-        if others.num_rows:
-            raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
+    tables = [plain, dead]
+    for left in rest.to_batches():
+        rows, others = split_messages(left, plan)
+        _require_no_others(name, others)
         tables.append(rows)
     return tables
+
+
+def _require_no_others(name: str, others: pa.Table) -> None:
+    if others.num_rows:
+        raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
 
 
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:

@@ -74,6 +74,7 @@ class ReadOrder:
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
+        schemas: source -> schema of its Protobuf messages.
     """
 
     spec: PipelineSpec
@@ -83,6 +84,7 @@ class ReadOrder:
     folders: AttemptFolders
     store: str
     most_bytes: int
+    schemas: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
 
 def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
     """Read, judge and fold the rows; return those that are kept for the events."""
-    ranges = read_topic_ranges(order.spec, unit.cut)
+    ranges = read_topic_ranges(order.spec, unit.cut, order.schemas)
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
         if part["key"] in ranges

@@ -192,6 +192,9 @@ class SparkMover:
         try:
             variables = build_settings_variable(self._spec)
             libraries = ["confluent_kafka"] if variables else []
+            topics = [one.kafka for one in self._spec.sources.values() if one.kafka is not None]
+            if any(kafka.payload == "protobuf" for kafka in topics):
+                libraries.append("google.protobuf.message")
             start_workers(self._sessions.full, variables, libraries)
         except SPARK_ERRORS as error:
             _log.warning(

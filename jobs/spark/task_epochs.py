@@ -26,6 +26,7 @@ from tidegate.jobs.eventtime.decision_types import (
 )
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
+from tidegate.jobs.rows.protobuf_messages import read_schemas
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
@@ -194,6 +195,7 @@ def _make_read_order(
         folders,
         store.url,
         most,
+        read_schemas(spec),
     )
 
 

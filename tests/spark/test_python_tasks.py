@@ -197,7 +197,7 @@ def test_events_in_exact_order_agree_with_the_oracle(
     barriers = {"barriers": {"kind": "kind", "types": ["stop"]}}
     exact = {"lag": "0", "frontier": "inclusive"}
     release = {"mode": "ordered", "on_late": on_late}
-    sources = {"a": {**exact, **barriers}, "b": exact}
+    sources: dict[str, dict[str, Any]] = {"a": {**exact, **barriers}, "b": {**exact}}
     more = {"release": release, "outputs": {}, "barriers": {"timeout": "5s"}}
     pair = Pair(spec_with({"w": WINDOW}, sources, **more), session, tmp_path)
     feed_events(pair, draw)
