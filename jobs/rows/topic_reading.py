@@ -32,7 +32,11 @@ from .json_messages import (
     plan_plain_messages,
     split_messages,
 )
-from .protobuf_messages import plan_protobuf_messages, read_protobuf_messages
+from .protobuf_messages import (
+    find_unknown_schemas,
+    plan_protobuf_messages,
+    read_protobuf_messages,
+)
 
 _SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
 """A pipeline's name follows. The value is source -> settings of its client, as JSON.
@@ -50,6 +54,14 @@ class TopicRange:
 
     rows: pa.Table
     missing: int
+
+
+class UnknownSchemasError(Exception):
+    """Messages of a source were written with schemas of a registry that the task does not have."""
+
+    def __init__(self, source: str, numbers: set[int]) -> None:
+        super().__init__(source, numbers)
+        self.source, self.numbers = source, numbers
 
 
 def explain_other_topic(source: SourceSpec) -> str | None:
@@ -91,16 +103,17 @@ def _plan_messages(source: SourceSpec) -> PlainMessages | None:
 
 
 def read_topic_ranges(
-    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, bytes] | None = None
+    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Mapping[int, bytes]] | None = None
 ) -> dict[str, TopicRange]:
     """Return key of a part -> its rows, of all ranges of topics in a cut.
 
-    `schemas` are those of sources with Protobuf messages.
+    `schemas` are those of sources with Protobuf messages, by number.
 
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
         ConfigurationError: the brokers refuse this client.
         pa.ArrowInvalid: a message has a form that only Spark SQL reads.
+        UnknownSchemasError: schemas are missing in `schemas`.
     """
     ranges: dict[str, list[JsonObject]] = {}
     for piece in cut.slices:
@@ -114,27 +127,34 @@ def read_topic_ranges(
 
 
 def _read_source(
-    spec: PipelineSpec, name: str, parts: list[JsonObject], schema: bytes | None
+    spec: PipelineSpec,
+    name: str,
+    parts: list[JsonObject],
+    schemas: Mapping[int, bytes] | None,
 ) -> dict[str, TopicRange]:
     source = spec.sources[name]
     plan = _plan_messages(source)
     assert plan is not None  # noqa: S101 - see `explain_other_topic`
     places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
-    tables = [plan.columns.empty_table()]
+    tables, unknown = [plan.columns.empty_table()], set[int]()
     reader = _open_reader(spec, name)
     try:
         with closing(reader.read_ranges(places)) as batches:
             for batch in batches:
-                if schema is None:
+                if schemas is None:
                     tables += _read_json(name, source, batch, plan)
-                else:
-                    rows, others = read_protobuf_messages(batch, plan, source, schema)
+                    continue
+                unknown |= find_unknown_schemas(batch, source, schemas)
+                if not unknown:
+                    rows, others = read_protobuf_messages(batch, plan, source, schemas)
                     _require_no_others(name, others)
                     tables += rows
     except BaseException:
         # The next attempt opens a new client: this one may hold addresses of dead brokers.
         close_reader(spec.name, name)
         raise
+    if unknown:
+        raise UnknownSchemasError(name, unknown)
     rows = pa.concat_tables(tables)
     return {part["key"]: _select_range(rows, source, part) for part in parts}
 

@@ -26,7 +26,7 @@ from tidegate.jobs.eventtime.decision_types import (
 )
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
-from tidegate.jobs.rows.protobuf_messages import read_schemas
+from tidegate.jobs.rows.protobuf_messages import fetch_schemas, read_schemas
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
@@ -148,6 +148,10 @@ def survey_in_tasks(
         variables = build_settings_variable(spec)
         answers, kept = run_read_job(sessions, order, units, variables)
         try:
+            if _fetch_unknown_schemas(spec, answers):
+                _drop_rows(kept)
+                order = replace(order, schemas=read_schemas(spec))
+                answers, kept = run_read_job(sessions, order, units, variables)
             left = _check_answers(answers)
         except TidegateError:
             _drop_rows(kept)
@@ -197,6 +201,15 @@ def _make_read_order(
         most,
         read_schemas(spec),
     )
+
+
+def _fetch_unknown_schemas(spec: PipelineSpec, answers: list[UnitAnswer]) -> bool:
+    """Ask registries for the schemas that tasks lacked; return whether there is any."""
+    unknown = dict[str, set[int]]()
+    for answer in answers:
+        for source, numbers in answer.unknown.items():
+            unknown[source] = unknown.get(source, set()) | numbers
+    return fetch_schemas(spec, unknown)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:

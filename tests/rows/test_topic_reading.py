@@ -227,7 +227,6 @@ OTHER = "messages that are neither plain JSON nor plain Protobuf"
     [
         ({"headers": {"h": "from"}}, {}, OTHER),
         ({"payload": "avro", "schema_file": "a.avsc"}, {}, OTHER),
-        ({**PROTOBUF, "registry": "schemas"}, {}, OTHER),
         (
             {**PROTOBUF, "schema_file": "row.desc"},
             {"schema": {**COLUMNS, "price": "decimal(6,2)"}},

@@ -199,6 +199,45 @@ def test_tasks_read_the_protobuf_messages_that_the_driver_reads(
         assert found
 
 
+@pytest.mark.parametrize("stranger", [False, True])
+def test_schemas_of_a_registry_are_fetched_once_tasks_have_met_them(
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: KafkaInProcess,
+    stranger: bool,
+) -> None:
+    """Of several schemas; one that the registry does not know is left to Spark SQL."""
+    fields = {"k": FIELD.TYPE_STRING, "n": FIELD.TYPE_INT64}
+    older, newer = make_schema(**fields), make_schema(v=FIELD.TYPE_DOUBLE, **fields)
+    values = [
+        bytes([0, 0, 0, 0, number, 0]) + encode_row(schema, second, k="x", n=second)
+        for second in range(20)
+        for number, schema in ((5, older), (6, newer))
+    ]
+    values[7:7] = [b"no number", *([b"\0\0\0\0\x09\0abc"] if stranger else [])]
+    broker.send("t", 0, values)
+    events = {"release": {"mode": "pass_through"}, "outputs": {}}
+    found: list[list[Any]] = []
+    for folder in (tmp_path / "driver", tmp_path / "tasks"):
+        # Each has a folder of its own: what was fetched stays known to the process.
+        (folder / "schemas").mkdir(parents=True)
+        for number, schema in ((5, older), (6, newer)):
+            (folder / "schemas" / f"{number}.desc").write_bytes(schema)
+        kafka = {"payload": "protobuf", "message": "shop.Row", "registry": f"{folder}/schemas"}
+        spec = topic_spec(broker.servers, kafka=kafka, events=events)
+        cut = plan_cut(spec, {0: (0, len(values))})
+        in_tasks = folder.name == "tasks"
+        if in_tasks and not stranger:
+            monkeypatch.setattr(mover, "open_cut", None)
+        _, moved = run_epoch(spec, session, folder, cut, in_tasks=in_tasks)
+        tables = ("events", "position"), ("dead_letters", "_seq")
+        found.append([moved.counters, *(read_rows(moved, folder, *one) for one in tables)])
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 40
+    assert len(found[0][2]) == 1 + stranger
+
+
 ODD_TEXTS = [
     *("", " ", "5", " 5 ", "+5", "-5", "-0", "007", "5.0", "1e3", "1E400", "0x10", "5L", "5,6"),
     *("NaN", "inf", "-Infinity", ".5", "5.", "true", "TRUE", "t", "yes", "0", "1", "null", "x"),
@@ -234,7 +273,7 @@ def test_values_of_protobuf_messages_are_those_of_spark(
         batch = pa.RecordBatch.from_pylist(
             [{"key": b"ann", "value": value, "partition": 0, "offset": row["_at"]}], MESSAGE_SCHEMA
         )
-        tables, others = read_protobuf_messages(batch, plan, source, schema)
+        tables, others = read_protobuf_messages(batch, plan, source, {0: schema})
         found = pa.concat_tables(tables).to_pylist()
         assert len(found) + others.num_rows == 1
         for one in found:
