@@ -347,11 +347,11 @@ class Engine:
         self._faults.reach("survey")
         state, mover = self.resume_state, self._ports.mover
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
-            surveyed = mover.survey(cut, state.decider, folders)
+            surveyed = mover.survey(cut, state.decider, folders, state.released_max)
             # Once is enough: a slice that ends behind its first barrier has no second one.
             trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
-                surveyed = mover.survey(trimmed, state.decider, folders)
+                surveyed = mover.survey(trimmed, state.decider, folders, state.released_max)
         self._refuse_dead_objects(trimmed)
         # Only here, because a survey may take minutes. The sources have answered by now, so all
         # time up to here was worked.

@@ -345,7 +345,13 @@ class Mover(Protocol):
     oracle mover in tests/oracle, which is written in plain Python.
     """
 
-    def survey(self, cut: Cut, state: JsonView, folders: AttemptFolders) -> SurveyedCut:
+    def survey(
+        self,
+        cut: Cut,
+        state: JsonView,
+        folders: AttemptFolders,
+        released_max: ReleaseMark | None = None,
+    ) -> SurveyedCut:
         """Summarise the cut: fill in the survey's `members`. The engine fills in everything else.
 
         The mover may write files of the attempt already, into its `folders`. Only those count that
@@ -353,7 +359,8 @@ class Mover(Protocol):
 
         A slice whose first barrier row is not its last row is reported with that barrier; the
         engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
-        state before the epoch: punctuation carried over and `max_jump` need it.
+        state before the epoch: punctuation carried over and `max_jump` need it. `released_max` is
+        as in `Survey`: in an exact order rows below it are late.
 
         Raises:
             PoisonError: a row that `on_bad: fail` refuses, named.

@@ -96,12 +96,17 @@ class RecordedEpoch:
         survey = self.complete_survey(Survey(now=0, members=tuple(surveys)))
         return replace(survey, aborts=tuple(record.get("aborts", ())))
 
+    @property
+    def released_max(self) -> ReleaseMark | None:
+        """Greatest mark of a row that left before the epoch."""
+        released = self.parent.epoch_notes.released_max if self.parent else None
+        return ReleaseMark(*released) if released else None
+
     def complete_survey(self, survey: Survey) -> Survey:
         """Complete a survey with what the epoch knew besides its rows, as the engine did."""
         epoch, parent = self.manifest, self.parent
         time = read_pipeline_time(epoch.decider)
         before = read_pipeline_time(parent.decider) if parent else None
-        released = parent.epoch_notes.released_max if parent else None
         recorded = epoch.decision["recorded"]
         cancels = [one["id"] for one in recorded if one["kind"] == "cancel_barriers"]
         return replace(
@@ -110,7 +115,7 @@ class RecordedEpoch:
             now=time.wall if time else epoch.recorded_now,
             worked=time.clock - before.clock if time and before else None,
             buffered_rows=parent.counters.retained if parent else 0,
-            released_max=ReleaseMark(*released) if released else None,
+            released_max=self.released_max,
             # Without a survey requests are known by id only. An abort that mattered shows here.
             aborts=tuple(
                 one["id"]

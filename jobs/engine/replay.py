@@ -84,7 +84,9 @@ def replay_epoch(
     """
     recorded = RecordedEpoch(spec, epoch, parent)
     order = rebuild_move_order(recorded)
-    surveyed = ports.mover.survey(order.cut, recorded.state_before, order.folders)
+    surveyed = ports.mover.survey(
+        order.cut, recorded.state_before, order.folders, recorded.released_max
+    )
     # Rows are moved by the sealed decision, not by the new one: if the two differ, the tables still
     # tell whether the mover is right.
     _, differences = recorded.decide_again(recorded.complete_survey(surveyed.survey))

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from . import frontiers as frontiers
 from . import members
 from .decider_state import DeciderState
-from .decision_types import Decision, Member, ReleaseMark, Survey
+from .decision_types import Decision, LateMark, Member, ReleaseMark, Survey
 from .frontiers import ACTIVE, DONE, IDLE, Coalescer, InputState, Signal
 from .members import (
     Members,
@@ -75,6 +75,21 @@ class _StateBefore(NamedTuple):
     status: str
     idle: set[str]
 
+    @classmethod
+    def copy_from(cls, world: DeciderState) -> _StateBefore:
+        """Copy the values of a world that will change in place."""
+        order, output = world.order, world.output
+        idle = {name for name, one in output.inputs.items() if one["status"] == IDLE}
+        return cls(
+            world.time,
+            output.value,
+            world.barriers.section,
+            order.released,
+            order.reach,
+            output.status,
+            idle,
+        )
+
 
 @dataclass(slots=True)
 class _EpochDecider:
@@ -100,18 +115,7 @@ class _EpochDecider:
             for name, coalescer in world.sources.items()
         }
         members = Members(world, rules, time.wall, time.clock, world.barriers.members_at_barrier())
-        # Values are copied: the world below changes in place.
-        order, output = world.order, world.output
-        before = _StateBefore(
-            world.time,
-            output.value,
-            world.barriers.section,
-            order.released,
-            order.reach,
-            output.status,
-            {name for name, one in output.inputs.items() if one["status"] == IDLE},
-        )
-        return cls(spec, world, survey, time, members, before)
+        return cls(spec, world, survey, time, members, _StateBefore.copy_from(world))
 
     @property
     def clock(self) -> int:
@@ -424,12 +428,7 @@ class _EpochDecider:
         While a member waits at its barrier the section's frontier may be ahead of F. A row below
         it breaks its own member's promise and is late as well, or the output would not stay sorted.
         """
-        mode, before = self.spec.release.mode, self.before
-        if mode is ReleaseMode.PASS_THROUGH:
-            return None, False
-        if mode is ReleaseMode.ORDERED and uses_exact_order(self.spec):
-            return self.survey.released_max, False
-        return _find_reached_mark(before.frontier, before.section, before.reach), True
+        return _choose_late_mark(self.spec, self.before, self.survey.released_max)
 
     def _has_changed(
         self, release_before: ReleaseMark, release_after: ReleaseMark, after: JsonObject
@@ -453,19 +452,30 @@ def uses_exact_order(spec: PipelineSpec) -> bool:
     return all(s.lag == 0 and s.frontier == "inclusive" for s in spec.sources.values())
 
 
-def find_late_mark(spec: PipelineSpec, world: DeciderState) -> ReleaseMark | None:
-    """The mark below which rows of the next epoch are late for the events output.
+def find_late_mark(
+    spec: PipelineSpec, state: JsonView, released_max: ReleaseMark | None
+) -> LateMark:
+    """What `Decision.late_mark` of the next epoch will be: it is known before the epoch.
 
-    None if no row is. It is known before the epoch unless `uses_exact_order`.
+    `released_max` is as in `Survey`.
     """
-    if spec.release.mode is ReleaseMode.PASS_THROUGH:
-        return None
-    return _find_reached_mark(world.output.value, world.barriers.section, world.order.reach)
+    world = DeciderState.from_dict(spec, state)
+    before = _StateBefore.copy_from(world)
+    mark, by_time = _choose_late_mark(spec, before, released_max)
+    return LateMark(before.frontier, before.section, mark, by_time)
 
 
-def _find_reached_mark(frontier: int, section: int, reach: ReleaseMark) -> ReleaseMark | None:
-    time = max(frontier, reach.time if reach.section == section else TICK_MIN)
-    return ReleaseMark(section, time) if time > TICK_MIN else None
+def _choose_late_mark(
+    spec: PipelineSpec, before: _StateBefore, released_max: ReleaseMark | None
+) -> tuple[ReleaseMark | None, bool]:
+    mode = spec.release.mode
+    if mode is ReleaseMode.PASS_THROUGH:
+        return None, False
+    if mode is ReleaseMode.ORDERED and uses_exact_order(spec):
+        return released_max, False
+    reached = before.reach.time if before.reach.section == before.section else TICK_MIN
+    time = max(before.frontier, reached)
+    return ReleaseMark(before.section, time) if time > TICK_MIN else None, True
 
 
 def _sort_by_import(spec: PipelineSpec) -> list[str]:

@@ -256,6 +256,28 @@ _BARRIERS = TypeAdapter(BarrierHealth)
 
 
 @dataclass(frozen=True)
+class LateMark:
+    """Against what the rows of an epoch are judged; the attributes are those of `Decision`."""
+
+    frontier: int
+    section: int
+    order_late: ReleaseMark | None
+    by_time: bool
+
+    @property
+    def missed(self) -> int:
+        """See `Decision.events_frontier`."""
+        return self.frontier if self.order_late is None else self.order_late.time
+
+    @property
+    def bound(self) -> int:
+        """See `Decision.late_bound`."""
+        if self.order_late is None:
+            return TICK_MIN
+        return self.missed if self.by_time else self.order_late.bound_section(self.section)
+
+
+@dataclass(frozen=True)
 class Decision:
     """What one cut means.
 
@@ -315,12 +337,19 @@ class Decision:
         return self.now if time is None else time.wall
 
     @property
+    def late_mark(self) -> LateMark:
+        """Against what the rows of this epoch are judged."""
+        return LateMark(
+            self.frontier_before, self.section, self.order_late, self.order_late_by_time
+        )
+
+    @property
     def events_frontier(self) -> int:
         """The event time of `order_late`; F before the epoch without one.
 
         At an open barrier it may be above F.
         """
-        return self.frontier_before if self.order_late is None else self.order_late.time
+        return self.late_mark.missed
 
     @property
     def late_bound(self) -> int:
@@ -328,10 +357,7 @@ class Decision:
 
         In ticks; `TICK_MIN` if none can be late.
         """
-        mark = self.order_late
-        if mark is None:
-            return TICK_MIN
-        return mark.time if self.order_late_by_time else mark.bound_section(self.section)
+        return self.late_mark.bound
 
     @property
     def release_bound(self) -> int:

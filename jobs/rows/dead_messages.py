@@ -24,8 +24,7 @@ _SERIALIZER_BYTES = 5
 def explain_dead_message(value: bytes | None, source: SourceSpec) -> str | None:
     """Why a message is a dead letter; None where only Spark SQL can tell."""
     if value is None:
-        is_dead = get_kafka_options(source).tombstones == "dead_letter"
-        return "a tombstone: the message has no value" if is_dead else None
+        return explain_tombstone(source)
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -39,6 +38,12 @@ def explain_dead_message(value: bytes | None, source: SourceSpec) -> str | None:
     if not value.lstrip(_BLANKS).startswith(b"{"):
         return _NO_OBJECT
     return _explain_dead_object(text, source) if len(value) <= _MOST_BYTES else None
+
+
+def explain_tombstone(source: SourceSpec) -> str | None:
+    """Why a message without a value is a dead letter; None if it is a row."""
+    is_dead = get_kafka_options(source).tombstones == "dead_letter"
+    return "a tombstone: the message has no value" if is_dead else None
 
 
 def _explain_dead_object(text: str, source: SourceSpec) -> str | None:
@@ -69,20 +74,29 @@ def take_dead_messages(
     reasons = [explain_dead_message(value, source) for value in messages["value"].to_pylist()]
     is_dead = pa.array([reason is not None for reason in reasons], pa.bool_())
     dead = messages.filter(is_dead)
-    rows = _show_dead_messages(dead, list(filter(None, reasons)), plan)
+    pairs = zip(dead["value"].to_pylist(), dead["key"].to_pylist(), strict=True)
+    texts = [show_message(*one) for one in pairs]
+    rows = show_dead_messages(dead, list(filter(None, reasons)), texts, plan)
     return rows, messages.filter(pc.invert(is_dead))
 
 
-def _show_dead_messages(messages: pa.Table, reasons: list[str], plan: PlainMessages) -> pa.Table:
-    values, keys = messages["value"].to_pylist(), messages["key"].to_pylist()
-    texts = [show_message(*one) for one in zip(values, keys, strict=True)]
+def show_dead_messages(
+    messages: pa.Table, reasons: list[str], texts: list[str | None], plan: PlainMessages
+) -> pa.Table:
+    """Rows without values for messages that are dead, with the reason and the text of each."""
     offsets = [offset % ROWS_PER_ORDINAL for offset in messages["offset"].to_pylist()]
-    own = [pa.nulls(len(values), field.type) for field in list(plan.columns)[:-4]]
-    return pa.table([*own, reasons, texts, offsets, messages["partition"]], plan.columns)
+    own = [pa.nulls(len(offsets), field.type) for field in list(plan.columns)[:-4]]
+    words = [pa.array(told, pa.string()) for told in (reasons, texts)]
+    return pa.table([*own, *words, offsets, messages["partition"]], plan.columns)
 
 
 def show_message(value: bytes | None, key: bytes | None) -> str | None:
     """The text of a message in its dead letter."""
     if value is not None:
         return value.decode("utf-8", "replace")
+    return show_key(key)
+
+
+def show_key(key: bytes | None) -> str | None:
+    """The text of a message without a value in its dead letter."""
     return None if key is None else f"key {key.decode('utf-8', 'replace')}"

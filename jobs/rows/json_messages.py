@@ -60,14 +60,19 @@ class PlainMessages:
 
 
 def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
-    """Return how workers read a topic; None if one of its columns needs Spark SQL."""
+    """Return how workers read a JSON topic; None if one of its columns needs Spark SQL."""
+    return plan_messages(source) if get_kafka_options(source).payload == "json" else None
+
+
+def plan_messages(source: SourceSpec) -> PlainMessages | None:
+    """As `plan_plain_messages`, for messages that are JSON objects or are made to be such."""
     kafka = get_kafka_options(source)
     named = {kafka.key: "key", kafka.timestamp: "timestamp"}
     envelope = {column: own for column, own in named.items() if column is not None}
     payload = list_payload_columns(source)
     known = all(kind in _PLAIN_KINDS or kind.startswith("decimal") for kind in payload.values())
     text_key = kafka.key is None or source.columns[kafka.key] == "string"
-    if kafka.payload != "json" or kafka.headers or not (payload and known and text_key):
+    if kafka.headers or not (payload and known and text_key):
         return None
     return PlainMessages(
         pa.schema(to_arrow_types(list_field_kinds(source))),

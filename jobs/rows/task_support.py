@@ -1,9 +1,7 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.eventtime.decider import uses_exact_order
 from tidegate.jobs.rules.native_support import explain_unproven_fold, explain_unproven_rows
-from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -21,8 +19,8 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
     """
     if spec.spark.master.startswith("sc://"):
         return "Spark Connect"
-    if (reason := _explain_release(spec)) is not None:
-        return reason
+    if spec.release.glom is not None:
+        return "release.glom"
     if store is not None and (
         not store.url.startswith(("s3://", "file://")) or " over " in store.url
     ):
@@ -38,15 +36,6 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
             return f"window {name}: sessions and results before the end"
         if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
-    return None
-
-
-def _explain_release(spec: PipelineSpec) -> str | None:
-    release = spec.release
-    if release.glom is not None:
-        return "release.glom"
-    if release.mode is ReleaseMode.ORDERED and uses_exact_order(spec):
-        return "late rows are those below the newest that was released"
     return None
 
 

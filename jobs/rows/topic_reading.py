@@ -5,6 +5,7 @@ The settings of the client reach the worker as its environment: they may hold a 
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -26,16 +27,25 @@ from tidegate.json_types import JsonObject
 from .dead_messages import take_dead_messages
 from .json_messages import (
     PARTITION,
+    PlainMessages,
     get_kafka_options,
     plan_plain_messages,
     split_messages,
 )
+from .protobuf_messages import (
+    find_unknown_schemas,
+    plan_protobuf_messages,
+    read_protobuf_messages,
+)
 
-SETTINGS_VARIABLE: Final = "TIDEGATE_KAFKA_SETTINGS"
-"""Source -> settings of its client, as JSON."""
+_SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
+"""A pipeline's name follows. The value is source -> settings of its client, as JSON.
 
-_readers: dict[str, tuple[str, RangeReader]] = {}
-"""Topic and brokers of a source -> its settings, and the client of this process."""
+Pipelines of one Spark session share workers, and may have sources of the same name.
+"""
+
+_readers: dict[tuple[str, str], tuple[str, RangeReader]] = {}
+"""Pipeline and source -> brokers, topic and settings, and the client of this process."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +56,18 @@ class TopicRange:
     missing: int
 
 
+class UnknownSchemasError(Exception):
+    """Messages of a source were written with schemas of a registry that the task does not have."""
+
+    def __init__(self, source: str, numbers: set[int]) -> None:
+        super().__init__(source, numbers)
+        self.source, self.numbers = source, numbers
+
+
 def explain_other_topic(source: SourceSpec) -> str | None:
     """Why the messages of a topic are not read by tasks; None if they are."""
-    if plan_plain_messages(source) is None:
-        return "messages that are not plain JSON"
+    if _plan_messages(source) is None:
+        return "messages that are neither plain JSON nor plain Protobuf"
     try:
         settings = translate_settings(build_consumer_settings(get_kafka_options(source)))
     except ConfigurationError:  # who asks the brokers says which variable is missing
@@ -67,7 +85,7 @@ def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
     found = {
         name: translate_settings(build_consumer_settings(kafka)) for name, kafka in topics.items()
     }
-    return {SETTINGS_VARIABLE: json.dumps(found, sort_keys=True)} if found else {}
+    return {_SETTINGS_PREFIX + spec.name: json.dumps(found, sort_keys=True)} if found else {}
 
 
 def remove_settings(spec: PipelineSpec) -> PipelineSpec:
@@ -80,13 +98,22 @@ def remove_settings(spec: PipelineSpec) -> PipelineSpec:
     return spec.model_copy(update={"sources": {**spec.sources, **shown}}) if shown else spec
 
 
-def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
+def _plan_messages(source: SourceSpec) -> PlainMessages | None:
+    return plan_plain_messages(source) or plan_protobuf_messages(source)
+
+
+def read_topic_ranges(
+    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Mapping[int, bytes]] | None = None
+) -> dict[str, TopicRange]:
     """Return key of a part -> its rows, of all ranges of topics in a cut.
+
+    `schemas` are those of sources with Protobuf messages, by number.
 
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
         ConfigurationError: the brokers refuse this client.
         pa.ArrowInvalid: a message has a form that only Spark SQL reads.
+        UnknownSchemasError: schemas are missing in `schemas`.
     """
     ranges: dict[str, list[JsonObject]] = {}
     for piece in cut.slices:
@@ -95,42 +122,62 @@ def read_topic_ranges(spec: PipelineSpec, cut: Cut) -> dict[str, TopicRange]:
     found: dict[str, TopicRange] = {}
     for name, parts in ranges.items():
         if parts:
-            found |= _read_source(name, spec.sources[name], parts)
+            found |= _read_source(spec, name, parts, (schemas or {}).get(name))
     return found
 
 
-def _read_source(name: str, source: SourceSpec, parts: list[JsonObject]) -> dict[str, TopicRange]:
-    plan = plan_plain_messages(source)
+def _read_source(
+    spec: PipelineSpec,
+    name: str,
+    parts: list[JsonObject],
+    schemas: Mapping[int, bytes] | None,
+) -> dict[str, TopicRange]:
+    source = spec.sources[name]
+    plan = _plan_messages(source)
     assert plan is not None  # noqa: S101 - see `explain_other_topic`
     places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
-    tables = [plan.columns.empty_table()]
-    reader = _open_reader(name, source)
+    tables, unknown = [plan.columns.empty_table()], set[int]()
+    reader = _open_reader(spec, name)
     try:
         with closing(reader.read_ranges(places)) as batches:
             for batch in batches:
-                rows, others = split_messages(batch, plan)
-                tables.append(rows)
-                tables += _read_others(name, source, others) if others.num_rows else []
+                if schemas is None:
+                    tables += _read_json(name, source, batch, plan)
+                    continue
+                unknown |= find_unknown_schemas(batch, source, schemas)
+                if not unknown:
+                    rows, others = read_protobuf_messages(batch, plan, source, schemas)
+                    _require_no_others(name, others)
+                    tables += rows
     except BaseException:
         # The next attempt opens a new client: this one may hold addresses of dead brokers.
-        close_reader(name)
+        close_reader(spec.name, name)
         raise
+    if unknown:
+        raise UnknownSchemasError(name, unknown)
     rows = pa.concat_tables(tables)
     return {part["key"]: _select_range(rows, source, part) for part in parts}
 
 
-def _read_others(name: str, source: SourceSpec, messages: pa.Table) -> list[pa.Table]:
-    """Read messages without those that are dead for certain; one odd one spoils its neighbours."""
-    plan = plan_plain_messages(source)
-    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+def _read_json(
+    name: str, source: SourceSpec, batch: pa.RecordBatch, plan: PlainMessages
+) -> list[pa.Table]:
+    plain, messages = split_messages(batch, plan)
+    if not messages.num_rows:
+        return [plain]
+    # Without those that are dead for certain: one odd message spoils its neighbours.
     dead, rest = take_dead_messages(messages, plan, source)
-    tables = [dead]
-    for batch in rest.to_batches():
-        rows, others = split_messages(batch, plan)
-        if others.num_rows:
-            raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
+    tables = [plain, dead]
+    for left in rest.to_batches():
+        rows, others = split_messages(left, plan)
+        _require_no_others(name, others)
         tables.append(rows)
     return tables
+
+
+def _require_no_others(name: str, others: pa.Table) -> None:
+    if others.num_rows:
+        raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
 
 
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:
@@ -140,21 +187,22 @@ def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> Topic
     return TopicRange(own, place["to"] - place["from"] - own.num_rows)
 
 
-def _open_reader(name: str, source: SourceSpec) -> RangeReader:
+def _open_reader(spec: PipelineSpec, name: str) -> RangeReader:
     """The client of a source; this process keeps one for each until its settings change."""
-    kafka = get_kafka_options(source)
-    settings = json.loads(os.environ[SETTINGS_VARIABLE])[name]
+    kafka = get_kafka_options(spec.sources[name])
+    settings = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
     asked = json.dumps([kafka.servers, kafka.topic, settings])
-    known = _readers.get(name)
+    place = spec.name, name
+    known = _readers.get(place)
     if known is not None and known[0] == asked:
         return known[1]
-    close_reader(name)
+    close_reader(*place)
     reader = RangeReader(name, kafka, settings)
-    _readers[name] = asked, reader
+    _readers[place] = asked, reader
     return reader
 
 
-def close_reader(name: str) -> None:
-    """Close the connections of a source in this process."""
-    if name in _readers:
-        _readers.pop(name)[1].close()
+def close_reader(pipeline: str, name: str) -> None:
+    """Close the connections of a pipeline's source in this process."""
+    if (pipeline, name) in _readers:
+        _readers.pop((pipeline, name))[1].close()

@@ -57,7 +57,7 @@ from .member_scan import MemberScan
 from .object_reading import make_part, open_part
 from .slice_reading import CutPart, select_provenance
 from .slice_scan import has_safe_times, keep_data_rows, scan_slice
-from .topic_reading import read_topic_ranges
+from .topic_reading import UnknownSchemasError, read_topic_ranges
 
 ANSWER_BYTES: Final = 64 << 20
 """Partial aggregates that the answers of one job may bring to the driver, compressed."""
@@ -74,6 +74,7 @@ class ReadOrder:
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
+        schemas: source -> schemas of its Protobuf messages, by number.
     """
 
     spec: PipelineSpec
@@ -83,6 +84,7 @@ class ReadOrder:
     folders: AttemptFolders
     store: str
     most_bytes: int
+    schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class UnitAnswer:
         dead_refused: error for the first dead row that `on_bad` or a rule does not allow.
         error: why nothing can be sealed; the rest says nothing then.
         corrupt: keys of objects that cannot be read; the rest says nothing then.
+        unknown: source -> numbers of schemas of a registry that the task lacked.
         left: why Spark SQL has to compute the epoch; the rest says nothing then.
     """
 
@@ -140,6 +143,7 @@ class UnitAnswer:
     dead_refused: PoisonError | None = None
     error: TidegateError | None = None
     corrupt: tuple[str, ...] = ()
+    unknown: dict[str, set[int]] = field(default_factory=dict)
     left: str | None = None
 
 
@@ -176,6 +180,9 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
         answer.corrupt = error.keys
     except TidegateError as error:
         answer.error = error
+    except UnknownSchemasError as error:
+        answer.unknown = {error.source: error.numbers}
+        answer.left = "messages with schemas that the tasks do not have"
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
     return UnitReading(answer, TaskReport.measure_since(begun), kept)
@@ -183,7 +190,7 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
 
 def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
     """Read, judge and fold the rows; return those that are kept for the events."""
-    ranges = read_topic_ranges(order.spec, unit.cut)
+    ranges = read_topic_ranges(order.spec, unit.cut, order.schemas)
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
         if part["key"] in ranges

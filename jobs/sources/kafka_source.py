@@ -24,7 +24,11 @@ from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import ReadLimits, SourceSpec
-from tidegate.jobs.spec.source_options import KafkaOptions, resolve_environment_values
+from tidegate.jobs.spec.source_options import (
+    KafkaOptions,
+    resolve_environment_value,
+    resolve_environment_values,
+)
 from tidegate.json_types import JsonObject, JsonView
 
 from .errors import (
@@ -445,6 +449,23 @@ class SchemaCache:
             if schema is not None:
                 self.known[number] = schema
         return bool(missing & set(self.known))
+
+
+def open_schema_registry(kafka: KafkaOptions) -> SchemaCache | None:
+    """Return the schemas of a topic's registry; None without a registry.
+
+    Raises:
+        ConfigurationError: there is no such folder, or the variable of the login is not set.
+    """
+    if kafka.registry is None:
+        return None
+    # The cache belongs to the process: a number always names the same schema.
+    login = kafka.registry_login
+    return open_schemas(
+        kafka.registry,
+        kafka.payload,
+        login and resolve_environment_value("kafka.registry_login", login, os.environ),
+    )
 
 
 @cache

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,6 +32,8 @@ from tidegate.jobs.rows.json_messages import (
     list_former_names,
     list_payload_columns,
 )
+from tidegate.jobs.rows.protobuf_messages import read_schema_file
+from tidegate.jobs.rows.protobuf_texts import find_message_index, require_message
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
@@ -40,12 +41,8 @@ from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED, SCHEMA_FILE_UNREADABLE
-from .protobuf_decoding import (
-    find_message_index,
-    make_payload_reader,
-    require_message,
-)
+from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED
+from .protobuf_decoding import make_payload_reader
 from .spark_session import SPARK_ERRORS, extract_cause
 
 UNKNOWN_SCHEMA: Final = "_schema"
@@ -488,11 +485,7 @@ def _load_schemas(kafka: KafkaOptions, known: Mapping[int, bytes]) -> dict[int, 
     """Number -> schema; one for all messages has the number 0 when they bear none."""
     if kafka.registry is not None:
         return dict(known)
-    assert kafka.schema_file is not None  # noqa: S101 - the spec says so
-    try:
-        return {kafka.schema_id or 0: Path(kafka.schema_file).read_bytes()}
-    except OSError as error:
-        raise SCHEMA_FILE_UNREADABLE(file=kafka.schema_file, cause=error.strerror) from error
+    return {kafka.schema_id or 0: read_schema_file(kafka)}
 
 
 def _split_wire_header(

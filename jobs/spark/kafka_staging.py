@@ -9,7 +9,6 @@ offsets.
 """
 
 import json
-import os
 import shutil
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -29,13 +28,11 @@ from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
-    SchemaCache,
     build_consumer_settings,
     build_range_schema,
-    open_schemas,
+    open_schema_registry,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
-from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
 
 from .cut_reader import arrow_to_frame
@@ -130,7 +127,8 @@ class KafkaStager:
     def _decode_ranges(self, name: str, parts: list[JsonObject], folder: Path) -> list[Path]:
         """Fetch ranges and decode them; return the files, of which some may have no row."""
         source = self._spec.sources[name]
-        kafka, schemas = get_kafka_options(source), _open_schema_registry(source)
+        kafka = get_kafka_options(source)
+        schemas = open_schema_registry(kafka)
         rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
         messages = self._fetch_messages(name, parts, folder, rows)
 
@@ -235,19 +233,6 @@ def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> Tid
         return KAFKA_UNAVAILABLE(servers=kafka.servers, detail=brokers[-1][:300])
     return detect_lost_executors(f"source {name}", error, WORKER_LOST) or MESSAGES_UNREADABLE(
         source=name, cause=extract_cause(error)
-    )
-
-
-def _open_schema_registry(source: SourceSpec) -> SchemaCache | None:
-    kafka = get_kafka_options(source)
-    if kafka.registry is None:
-        return None
-    # The cache belongs to the process: a number always names the same schema.
-    login = kafka.registry_login
-    return open_schemas(
-        kafka.registry,
-        kafka.payload,
-        login and resolve_environment_value("kafka.registry_login", login, os.environ),
     )
 
 

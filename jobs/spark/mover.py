@@ -27,6 +27,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
+from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable
@@ -122,7 +123,13 @@ class SparkMover:
         """The session that was given, or an own one, which is started at the first use."""
         return self._sessions.full
 
-    def survey(self, cut: Cut, state: Mapping[str, Any], folders: AttemptFolders) -> SurveyedCut:
+    def survey(
+        self,
+        cut: Cut,
+        state: Mapping[str, Any],
+        folders: AttemptFolders,
+        released_max: ReleaseMark | None = None,
+    ) -> SurveyedCut:
         """Summarise the cut and keep its rows for `move`; removes the rows of the last survey.
 
         Raises as `Mover.survey` does, and a TransientError if the store, brokers or executors fail.
@@ -130,7 +137,7 @@ class SparkMover:
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         if self._in_tasks:
-            found = self._survey_in_tasks(cut, state, folders)
+            found = self._survey_in_tasks(cut, state, folders, released_max)
             if found is not None:
                 self._kept = found
                 return SurveyedCut(cut, found.survey, found)
@@ -185,6 +192,9 @@ class SparkMover:
         try:
             variables = build_settings_variable(self._spec)
             libraries = ["confluent_kafka"] if variables else []
+            topics = [one.kafka for one in self._spec.sources.values() if one.kafka is not None]
+            if any(kafka.payload == "protobuf" for kafka in topics):
+                libraries.append("google.protobuf.message")
             start_workers(self._sessions.full, variables, libraries)
         except SPARK_ERRORS as error:
             _log.warning(
@@ -216,11 +226,17 @@ class SparkMover:
             ) from error
 
     def _survey_in_tasks(
-        self, cut: Cut, state: Mapping[str, Any], folders: AttemptFolders
+        self,
+        cut: Cut,
+        state: Mapping[str, Any],
+        folders: AttemptFolders,
+        released_max: ReleaseMark | None,
     ) -> TaskScans | None:
         """Read a cut by Python tasks; None if Spark SQL has to read it."""
         with self._report_errors(None):
-            return survey_in_tasks(self._sessions, self._spec, self._store, cut, state, folders)
+            return survey_in_tasks(
+                self._sessions, self._spec, self._store, cut, state, folders, released_max
+            )
 
     def _describe_in_tasks(
         self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]

@@ -1,70 +1,14 @@
-"""Protobuf messages in Spark's Python workers.
+"""Protobuf messages in Spark's Python workers, for Spark SQL."""
 
-Bytes to the texts of the wanted fields, by the Protobuf library itself.
-
-Numbers, booleans, text, bytes (as Base64), enums (by name) and the well-known types (a Timestamp as
-ISO text, a wrapper as its value) are columns of the declared type; lists, maps and messages are
-JSON text, as they are in a JSON payload. A field that a proto3 message does not carry has its
-default value, a list is then empty; one that is declared ``optional``, or is a message, is null.
-"""
-
-import base64
-import json
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from functools import cache
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
 from pyspark.sql.pandas.functions import pandas_udf
 
-from .errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
+from tidegate.jobs.rows.protobuf_texts import decode_to_texts, load_message_class
 
-_WELL_KNOWN = "google.protobuf."
-_WELL_KNOWN_FILES = "any|duration|empty|field_mask|struct|timestamp|wrappers"
 _FAULT_COLUMN = "_bad"
-_FIRST_MESSAGE_INDEX = b"\x00"  # short for the list [0]
-
-
-def find_message_index(schema: bytes, message: str) -> bytes:
-    """The bytes by which a registry's serializer names a message of a file.
-
-    Behind the schema's number, before the payload.
-
-    Raises:
-        ConfigurationError: there is no such message, or it is inside another one.
-    """
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-
-    for file in FileDescriptorSet.FromString(schema).file:
-        prefix = f"{file.package}." if file.package else ""
-        names = [prefix + found.name for found in file.message_type]
-        if message in names:
-            place = names.index(message)
-            return _FIRST_MESSAGE_INDEX if place == 0 else _encode_zigzag(1) + _encode_zigzag(place)
-    raise NO_SUCH_MESSAGE(message=message)
-
-
-def require_message(schema: bytes, message: str) -> None:
-    """Refuse a schema that the library cannot use, or without the message at its top level.
-
-    Raises:
-        ConfigurationError: it is one of these.
-    """
-    _load_message_class(schema, message)
-    find_message_index(schema, message)
-
-
-def _encode_zigzag(number: int) -> bytes:
-    left, found = number << 1, bytearray()
-    while True:
-        found.append(left & 0x7F | (0x80 if left > 0x7F else 0))
-        left >>= 7
-        if not left:
-            return bytes(found)
 
 
 def make_payload_reader(
@@ -83,7 +27,7 @@ def make_payload_reader(
     Raises:
         ConfigurationError: the schema cannot be used, or has no such message.
     """
-    _load_message_class(schema, message)  # so that a mistake is reported before Spark wraps it
+    load_message_class(schema, message)  # so that a mistake is reported before Spark wraps it
     kind = ", ".join(f"`{name}` string" for name in [*names, _FAULT_COLUMN])
 
     def read_payloads(values: pd.Series) -> pd.DataFrame:
@@ -96,150 +40,3 @@ def make_payload_reader(
     read_payloads.__annotations__ = {"values": pd.Series, "return": pd.DataFrame}
     found: Callable[..., Any] = pandas_udf(read_payloads, kind)  # type: ignore[call-overload]
     return found
-
-
-def decode_to_texts(
-    schema: bytes,
-    message: str,
-    names: Sequence[str],
-    index: bytes | None,
-    values: Iterable[bytes | None],
-) -> list[list[str | None]]:
-    """For each message the texts of its fields, and last what is wrong with it, else None.
-
-    A null payload gives nulls only. The library tells a payload that is cut or damaged. One of
-    another message it mostly does not: its fields are passed over, and the wanted ones have their
-    defaults.
-    """
-    from google.protobuf.message import DecodeError
-
-    made = _load_message_class(schema, message)
-    readers = [_make_field_reader(made.DESCRIPTOR, name) for name in names]
-
-    def decode(value: bytes | None) -> tuple[Sequence[str | None], str | None]:
-        """Return the texts of a message, none if it is bad, and what is wrong with it."""
-        if value is None:
-            return (), None
-        if index is not None and not value.startswith(index):
-            return (), f"the message is not a {message}, but another one of its schema"
-        try:
-            one = made.FromString(value[len(index or b"") :])
-            return [reader(one) for reader in readers], None
-        except DecodeError:
-            return (), f"the message is no {message}"
-        # Of the well-known types: a time out of range, an Any of a type no one knows.
-        except (TypeError, ValueError) as error:
-            return (), f"the message has a value that cannot be written as text: {error}"
-
-    found = map(decode, values)
-    return [[*(texts or [None] * len(names)), fault] for texts, fault in found]
-
-
-@cache
-def _load_message_class(schema: bytes, message: str) -> Any:
-    from google.protobuf.descriptor_pb2 import FileDescriptorSet
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message import DecodeError
-    from google.protobuf.message_factory import GetMessageClass
-
-    # A pool of its own: versions of a schema have files and messages of the same names.
-    pool = DescriptorPool()
-    try:
-        files = {file.name: file for file in FileDescriptorSet.FromString(schema).file}
-        for name in list(files):
-            _add_file_to_pool(pool, files, name)
-        return GetMessageClass(pool.FindMessageTypeByName(message))
-    except DecodeError as error:
-        raise NOT_A_DESCRIPTOR_SET() from error
-    except KeyError:
-        raise NO_SUCH_MESSAGE(message=message) from None
-    except TypeError as error:
-        raise PROTOBUF_UNUSABLE(error=error) from error
-
-
-def _add_file_to_pool(pool: Any, files: dict[str, Any], name: str) -> None:
-    """A file, and before it what it imports.
-
-    Google's well-known types come from the library where the set lacks them.
-    """
-    with suppress(KeyError):
-        pool.FindFileByName(name)
-        return
-    file = files.get(name) or _find_well_known_file(name)
-    if file is None:
-        raise TypeError(f"it imports {name}, which is not in it")
-    for needed in file.dependency:
-        _add_file_to_pool(pool, files, needed)
-    pool.Add(file)
-
-
-def _find_well_known_file(name: str) -> Any:
-    """A file of Google's well-known types; None when it is not one."""
-    from google.protobuf.descriptor_pb2 import FileDescriptorProto
-
-    known = re.fullmatch(rf"google/protobuf/({_WELL_KNOWN_FILES})\.proto", name)
-    if known is None:
-        return None
-    module = import_module(f"google.protobuf.{known[1]}_pb2")
-    return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
-
-
-def _make_field_reader(descriptor: Any, name: str) -> Callable[[Any], str | None]:
-    field = descriptor.fields_by_name.get(name)
-    if field is None:
-        return lambda _: None
-    # A field without presence cannot be null; it has its default.
-    return lambda one: (
-        None
-        if field.has_presence and not one.HasField(name)
-        else _value_to_text(_field_to_json(field, getattr(one, name)))
-    )
-
-
-def _value_to_text(value: Any) -> str:
-    """A value as a JSON payload would have it in a column of text."""
-    return (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    )
-
-
-def _field_to_json(field: Any, held: Any) -> Any:
-    """What a field holds, in JSON's terms."""
-    own = field.message_type
-    if own is not None and own.GetOptions().map_entry:
-        of = own.fields_by_name["value"]
-        # Sorted, because a replay must find the same text.
-        return {_value_to_text(key): _element_to_json(of, held[key]) for key in sorted(held)}
-    return (
-        [_element_to_json(field, one) for one in held]
-        if field.is_repeated
-        else _element_to_json(field, held)
-    )
-
-
-def _element_to_json(field: Any, held: Any) -> Any:
-    if field.message_type is not None:
-        return _message_to_json(held)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(held)
-        return str(held) if known is None else known.name
-    if field.type == field.TYPE_BYTES:
-        return base64.b64encode(held).decode()
-    return str(held) if isinstance(held, float) and not math.isfinite(held) else held
-
-
-def _message_to_json(message: Any) -> Any:
-    from google.protobuf.json_format import MessageToDict
-
-    if message.DESCRIPTOR.full_name.startswith(_WELL_KNOWN):  # each has a form of its own in JSON
-        return MessageToDict(
-            message, preserving_proto_field_name=True, descriptor_pool=message.DESCRIPTOR.file.pool
-        )
-    fields = message.DESCRIPTOR.fields
-    return {
-        f.name: _field_to_json(f, getattr(message, f.name))
-        for f in fields
-        if not f.has_presence or message.HasField(f.name)
-    }

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
+from threading import Lock
 from typing import Any
 from uuid import uuid4
 
@@ -47,6 +48,8 @@ _ALLOCATOR_VARIABLES = {
     "MIMALLOC_PURGE_DELAY": "-1",
 }
 """Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
+_environment_lock = Lock()
+"""Held while the environment of a context's workers is replaced."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,10 @@ def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None 
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
     given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
-    context.environment.update({**given, **own, **(variables or {})})
+    variables = {**given, **own, **(variables or {})}
+    with _environment_lock:
+        # Replaced, not changed: PySpark may be reading it for a job of another thread.
+        context.environment = {**context.environment, **variables}
     return context
 
 

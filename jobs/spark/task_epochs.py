@@ -18,10 +18,15 @@ from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder
 from tidegate.jobs.eventtime.decider import find_late_mark
-from tidegate.jobs.eventtime.decider_state import DeciderState
-from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
+from tidegate.jobs.eventtime.decision_types import (
+    LateMark,
+    MemberSurvey,
+    ReleaseMark,
+    Survey,
+)
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
+from tidegate.jobs.rows.protobuf_messages import fetch_schemas, read_schemas
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
@@ -33,8 +38,7 @@ from tidegate.jobs.rows.unit_reading import (
 )
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
-from tidegate.json_types import JsonObject, JsonView
-from tidegate.time_units import TICK_MIN
+from tidegate.json_types import JsonObject
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
@@ -50,8 +54,7 @@ class TaskScans:
     """What tasks found in a cut, and did with its rows.
 
     Attributes:
-        frontier: against which the rows were judged.
-        late_bound: rows below it were late for the events.
+        mark: against which the rows were judged.
         answers: of the units, in the order of the cut.
         sketches: source -> lateness sketch.
         kept: the rows for the events; None without an events table or rows.
@@ -59,8 +62,7 @@ class TaskScans:
 
     cut: Cut
     survey: Survey
-    frontier: int
-    late_bound: int
+    mark: LateMark
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
@@ -126,6 +128,7 @@ def survey_in_tasks(
     cut: Cut,
     state: Mapping[str, Any],
     folders: AttemptFolders,
+    released_max: ReleaseMark | None,
 ) -> TaskScans | None:
     """Read a cut by tasks; None if Spark SQL has to read it.
 
@@ -139,11 +142,16 @@ def survey_in_tasks(
     left = explain_other_cut(spec, units)
     answers: list[UnitAnswer] = []
     kept = None
-    order = _make_read_order(spec, store, state, folders, len(units))
+    mark = find_late_mark(spec, state, released_max)
+    order = _make_read_order(spec, store, mark, folders, len(units))
     if left is None:
         variables = build_settings_variable(spec)
         answers, kept = run_read_job(sessions, order, units, variables)
         try:
+            if _fetch_unknown_schemas(spec, answers):
+                _drop_rows(kept)
+                order = replace(order, schemas=read_schemas(spec))
+                answers, kept = run_read_job(sessions, order, units, variables)
             left = _check_answers(answers)
         except TidegateError:
             _drop_rows(kept)
@@ -175,19 +183,33 @@ def survey_in_tasks(
         if buckets
     }
     survey = Survey(now=0, members=members)
-    return TaskScans(cut, survey, order.frontier, order.late_bound, answers, found, kept)
+    return TaskScans(cut, survey, mark, answers, found, kept)
 
 
 def _make_read_order(
-    spec: PipelineSpec, store: Store, state: JsonView, folders: AttemptFolders, units: int
+    spec: PipelineSpec, store: Store, mark: LateMark, folders: AttemptFolders, units: int
 ) -> ReadOrder:
     """What the rows of the next epoch are judged against, and where files go."""
-    world = DeciderState.from_dict(spec, state)
-    mark = find_late_mark(spec, world)
-    frontier = world.output.value
-    bound, missed = (TICK_MIN, frontier) if mark is None else (mark.time, mark.time)
     most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
-    return ReadOrder(remove_settings(spec), frontier, bound, missed, folders, store.url, most)
+    return ReadOrder(
+        remove_settings(spec),
+        mark.frontier,
+        mark.bound,
+        mark.missed,
+        folders,
+        store.url,
+        most,
+        read_schemas(spec),
+    )
+
+
+def _fetch_unknown_schemas(spec: PipelineSpec, answers: list[UnitAnswer]) -> bool:
+    """Ask registries for the schemas that tasks lacked; return whether there is any."""
+    unknown = dict[str, set[int]]()
+    for answer in answers:
+        for source, numbers in answer.unknown.items():
+            unknown[source] = unknown.get(source, set()) | numbers
+    return fetch_schemas(spec, unknown)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:
@@ -224,8 +246,9 @@ def describe_objects_in_tasks(
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
     """Refuse a decision for which the rows were judged by another frontier: a defect."""
-    judged = scans.frontier, scans.late_bound
-    decided = order.decision.frontier_before, order.decision.late_bound
+    judged, decided = (
+        (mark.frontier, mark.bound, mark.missed) for mark in (scans.mark, order.decision.late_mark)
+    )
     if judged != decided:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 

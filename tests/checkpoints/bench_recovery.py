@@ -27,7 +27,6 @@ from tests.oracle.memory_source import MemorySource
 from tests.servers.minio import running
 
 from tidegate.checkpoints.bucket_layout import (
-    AttemptFolders,
     BucketLayout,
     CheckpointId,
     generate_attempt_id,
@@ -60,7 +59,7 @@ class _SurveyedError(Exception):
 class _Stop:
     """A mover that tells when it is needed."""
 
-    def survey(self, cut: Cut, state: Mapping[str, Any], _: AttemptFolders) -> SurveyedCut:
+    def survey(self, cut: Cut, state: Mapping[str, Any], *_: Any) -> SurveyedCut:
         raise _SurveyedError
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:

@@ -30,7 +30,6 @@ from tests.conformance.stepped_run import START, SteppedRun
 from tests.e2e.drivers import Piped
 from tests.manual_clock import ManualClock
 from tests.oracle.mover import OracleMover
-from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef, Manifest
@@ -70,7 +69,7 @@ class ChainedOracle:
     files: list[tuple[int, str, FileRef]] = field(default_factory=list)
     """Epoch, table and file of what it has written."""
 
-    def survey(self, cut: Cut, state: Mapping[str, Any], _: AttemptFolders) -> SurveyedCut:
+    def survey(self, cut: Cut, state: Mapping[str, Any], *_: Any) -> SurveyedCut:
         """The oracle's survey."""
         return self.oracle.survey(cut, state)
 

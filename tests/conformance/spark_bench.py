@@ -113,12 +113,12 @@ class SparkBench:
             tuple(self._slice(name, blocked=Member(name) in standing) for name in self.spec.sources)
         )
         folders = AttemptFolders(BucketLayout("bench"), CheckpointId(0, self.epochs, "be0c4a"))
-        surveyed = self.mover.survey(cut, self.state, folders)
+        surveyed = self.mover.survey(cut, self.state, folders, self.released)
         for found in surveyed.survey.members:
             part = next(s for s in cut.slices if s.member == found.member)
             if found.barrier is not None and found.barrier.seq + 1 < part.end:
                 cut = cut.with_slice(self._trimmed(part, found.barrier.seq + 1))
-                surveyed = self.mover.survey(cut, self.state, folders)
+                surveyed = self.mover.survey(cut, self.state, folders, self.released)
         survey = replace(
             surveyed.survey,
             now=self.epochs,

@@ -26,7 +26,7 @@ from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut
-from tidegate.jobs.eventtime.decision_types import Member, Survey
+from tidegate.jobs.eventtime.decision_types import Member, ReleaseMark, Survey
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENT_TIME, EVENTS, LATE, PipelineSpec
 from tidegate.time_units import TICK_MIN, saturate_ticks
 
@@ -77,7 +77,7 @@ class OracleMover:
         } | dict(readers or {})
 
     def survey(
-        self, cut: Cut, state: Mapping[str, Any], _: AttemptFolders | None = None
+        self, cut: Cut, state: Mapping[str, Any], *_: AttemptFolders | ReleaseMark | None
     ) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
         members = tuple(self._read(part, state).survey for part in cut.slices)

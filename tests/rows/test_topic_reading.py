@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,35 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rows.topic_inputs import message, plan_cut, topic_spec
+from tests.rows.topic_inputs import (
+    FIELD,
+    encode_row,
+    make_schema,
+    message,
+    plan_cut,
+    topic_spec,
+)
 from tests.rows.units import order_of
 from tests.servers.kafka_in_process import KafkaInProcess
-from tests.spark.agreement import spec_of
+from tests.spark.agreement import COLUMNS, spec_of
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.errors import TransientError
+from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.protobuf_messages import read_schemas
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
 from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_options import KafkaOptions
 
 
 @pytest.fixture
 def broker() -> Iterator[KafkaInProcess]:
     yield KafkaInProcess()
-    close_reader("a")
+    for pipeline in ("p", "q"):
+        close_reader(pipeline, "a")
 
 
 def read_cut(
@@ -45,9 +56,17 @@ def read_cut(
     (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
     for name, value in build_settings_variable(spec).items():
         monkeypatch.setenv(name, value)
-    order = order_of(remove_settings(spec), store)
+    order = replace(order_of(remove_settings(spec), store), schemas=read_schemas(spec))
     answer: UnitAnswer = pickle.loads(pickle.dumps(read_unit(order, unit).answer))
     return answer
+
+
+def read_dead_letters(answer: UnitAnswer, folder: Path) -> list[dict[str, Any]]:
+    """The dead letters of a task, by their offsets."""
+    (letters,) = answer.dead_files
+    found = pq.read_table(folder / letters.key, partitioning=None).sort_by("_seq")
+    rows: list[dict[str, Any]] = found.to_pylist()
+    return rows
 
 
 def test_a_task_reads_the_planned_offsets(
@@ -65,6 +84,33 @@ def test_a_task_reads_the_planned_offsets(
         (0, "a/0", 7),
         (2, "a/2", 2),
     ]
+
+
+def test_pipelines_of_a_session_keep_their_own_settings(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sources may have the same name, and their tasks the same worker."""
+    broker.send("t", 0, [message(n) for n in range(3)])
+    first = topic_spec(broker.servers, kafka={"options": {"client.id": "first"}})
+    second = topic_spec(broker.servers, kafka={"options": {"client.id": "second"}})
+    second = second.model_copy(update={"name": "q"})
+    used = []
+
+    class NotedReader(RangeReader):
+        """A client that says with which settings it was opened."""
+
+        def __init__(self, name: str, kafka: KafkaOptions, settings: dict[str, Any]) -> None:
+            used.append(settings["client.id"])
+            super().__init__(name, kafka, settings)
+
+    monkeypatch.setattr(topic_reading, "RangeReader", NotedReader)
+    for spec in (first, second):
+        for name, value in build_settings_variable(spec).items():
+            monkeypatch.setenv(name, value)
+    for spec in (first, second, first, second):
+        found = topic_reading.read_topic_ranges(remove_settings(spec), plan_cut(spec, {0: (0, 3)}))
+        assert [one.rows.num_rows for one in found.values()] == [3]
+    assert used == ["first", "second"]
 
 
 def test_offsets_without_a_message_are_counted(
@@ -94,8 +140,7 @@ def test_messages_that_are_dead_for_certain_are_letters(
     broker.send("t", 0, values)
     answer = read_cut(topic_spec(broker.servers), {0: (0, 7)}, tmp_path, monkeypatch)
     assert (answer.error, answer.left, answer.rows) == (None, None, 7)
-    (letters,) = answer.dead_files
-    found = pq.read_table(tmp_path / letters.key, partitioning=None).sort_by("_seq").to_pylist()
+    found = read_dead_letters(answer, tmp_path)
     assert [(row["_seq"], row["detail"]) for row in found] == [
         (1, "the message is not a JSON object"),
         (2, "a tombstone: the message has no value"),
@@ -118,6 +163,32 @@ def test_messages_that_arrow_does_not_read_are_left(
     assert answer.left == "messages of source a that only Spark SQL reads"
 
 
+def test_protobuf_messages_that_are_no_plain_values_are_left(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Good and dead ones are read with the schema that the order has, others by Spark SQL."""
+    schema = make_schema(k=FIELD.TYPE_STRING, n=FIELD.TYPE_INT64, v=FIELD.TYPE_STRING)
+    (tmp_path / "row.desc").write_bytes(schema)
+    kafka = {**PROTOBUF, "schema_file": f"{tmp_path}/row.desc"}
+    spec = topic_spec(broker.servers, kafka=kafka)
+    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    good, odd = (encode_row(schema, 1, n=2, v=text) for text in ("0.5", "many"))
+    broker.send("t", 0, [good, b"\x0a\xff", None, odd])
+    answer = read_cut(spec, {0: (0, 3)}, tmp_path / "good", monkeypatch)
+    assert (answer.error, answer.left, answer.rows) == (None, None, 3)
+    letters = read_dead_letters(answer, tmp_path / "good")
+    assert [row["detail"] for row in letters] == [
+        "the message is no shop.Row",
+        "a tombstone: the message has no value",
+    ]
+    assert '"_text":"0x0AFF"' in letters[0]["row"]
+    answer = read_cut(spec, {0: (0, 4)}, tmp_path / "odd", monkeypatch)
+    assert answer.left == "messages of source a that only Spark SQL reads"
+    (tmp_path / "row.desc").unlink()
+    with pytest.raises(ConfigurationError, match=r"row\.desc cannot be read"):
+        read_schemas(spec)
+
+
 def test_removed_messages_are_a_transient_error(
     broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +197,7 @@ def test_removed_messages_are_a_transient_error(
     answer = read_cut(topic_spec(broker.servers), {0: (7, 9)}, tmp_path, monkeypatch)
     assert isinstance(answer.error, TransientError)
     assert answer.error.code == "source.changed"
-    assert "a" not in topic_reading._readers
+    assert ("p", "a") not in topic_reading._readers
     answer = read_cut(topic_spec(broker.servers), {0: (0, 1)}, tmp_path, monkeypatch)
     assert (answer.error, answer.rows) == (None, 1)
 
@@ -147,11 +218,20 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
     assert remove_settings(objects) is objects
 
 
+PROTOBUF = {"payload": "protobuf", "message": "shop.Row"}
+OTHER = "messages that are neither plain JSON nor plain Protobuf"
+
+
 @pytest.mark.parametrize(
     ("kafka", "source", "reason"),
     [
-        ({"headers": {"h": "from"}}, {}, "messages that are not plain JSON"),
-        ({"payload": "avro", "schema_file": "a.avsc"}, {}, "messages that are not plain JSON"),
+        ({"headers": {"h": "from"}}, {}, OTHER),
+        ({"payload": "avro", "schema_file": "a.avsc"}, {}, OTHER),
+        (
+            {**PROTOBUF, "schema_file": "row.desc"},
+            {"schema": {**COLUMNS, "price": "decimal(6,2)"}},
+            OTHER,
+        ),
         ({"options": {"client.id": "env:NOT_SET"}}, {}, "settings that are not known"),
         ({"options": {"security.protocol": "SSL"}}, {}, "settings that only a JVM understands"),
     ],

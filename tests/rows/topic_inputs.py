@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
+
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 from tests.spark.agreement import COLUMNS
 from tidegate.jobs.engine.interfaces import Cut, Slice
+from tidegate.jobs.rows.protobuf_texts import load_message_class
 from tidegate.jobs.sources.kafka_source import KafkaSource
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
@@ -35,6 +43,29 @@ def message(second: int, **more: Any) -> bytes:
     """A good message, unless `more` says otherwise."""
     time = f"2026-03-01T10:00:{second:02d}Z"
     return json.dumps({"t": time, "k": "x", "n": second, "v": 0.5, **more}).encode()
+
+
+FIELD = FieldDescriptorProto
+
+
+def make_schema(**fields: int) -> bytes:
+    """A descriptor set with shop.Row, of these fields beside `t`, which is a time."""
+    file = FileDescriptorProto(name="row.proto", package="shop", syntax="proto2")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    row = file.message_type.add(name="Row")
+    time = ".google.protobuf.Timestamp"
+    row.field.add(name="t", number=1, type=FIELD.TYPE_MESSAGE, type_name=time, label=1)
+    for number, (name, kind) in enumerate(fields.items(), start=2):
+        row.field.add(name=name, number=number, type=kind, label=1)
+    return bytes(FileDescriptorSet(file=[file]).SerializeToString())
+
+
+def encode_row(schema: bytes, second: int, nanos: int = 0, **values: Any) -> bytes:
+    """A message shop.Row with these values."""
+    made = load_message_class(schema, "shop.Row")
+    time = int(datetime(2026, 3, 1, 10, tzinfo=UTC).timestamp()) + second
+    found: bytes = made(t={"seconds": time, "nanos": nanos}, **values).SerializeToString()
+    return found
 
 
 class FixedOffsets:

@@ -20,7 +20,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Slice, SurveyedCut, join_seq
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
-from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey
+from tidegate.jobs.eventtime.decision_types import Decision, Member, MemberSurvey, ReleaseMark
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -98,6 +98,7 @@ class Pair:
         self.waiting: dict[Member, list[dict[str, Any]]] = {}
         self.now = 0
         self.epoch = 0
+        self.released: ReleaseMark | None = None
         self.decisions: list[Decision] = []
 
     def put(
@@ -144,7 +145,8 @@ class Pair:
         spark, reference = (self._survey(side, cut) for side in ("spark", "reference"))
         assert spark.survey.members == reference.survey.members
         self.now, self.epoch = now, self.epoch + 1
-        decided = decision or decide(self.spec, self.state, replace(reference.survey, now=now))
+        survey = replace(reference.survey, now=now, released_max=self.released)
+        decided = decision or decide(self.spec, self.state, survey)
         self.decisions.append(decided)
         moved = [
             self._move("spark", spark, decided),
@@ -154,6 +156,8 @@ class Pair:
         for piece in cut.slices:
             self._consume(piece)
         self.compare(*moved)
+        marks = filter(None, (self.released, moved[0].released_max))
+        self.released = max(marks, default=None)
         return moved[0], moved[1]
 
     def compare(self, spark: MoveResult, reference: MoveResult) -> None:
@@ -216,7 +220,7 @@ class Pair:
     def _survey(self, side: str, cut: Cut) -> SurveyedCut:
         # `run` counts the epoch behind its surveys.
         surveyed: SurveyedCut = self.sides[side].mover.survey(
-            cut, self.state, self.folders(side, self.epoch + 1)
+            cut, self.state, self.folders(side, self.epoch + 1), self.released
         )
         return surveyed
 

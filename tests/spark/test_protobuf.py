@@ -19,7 +19,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spark.protobuf_decoding import decode_to_texts, make_payload_reader
+from tidegate.jobs.rows.protobuf_texts import decode_to_texts
+from tidegate.jobs.spark.protobuf_decoding import make_payload_reader
 
 FIELD = FieldDescriptorProto
 ONE, MANY = FIELD.LABEL_OPTIONAL, FIELD.LABEL_REPEATED

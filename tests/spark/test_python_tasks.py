@@ -183,6 +183,31 @@ def test_events_agree_with_the_oracle(
     windows = {"w": WINDOW} if draw.random() < 0.5 else {}
     more = {**draw_release(draw), "barriers": {"timeout": "5s"}}
     pair = Pair(spec_with(windows, sources, **more), session, tmp_path)
+    feed_events(pair, draw)
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("on_late", ["side_output", "emit_flagged", "drop"])
+def test_events_in_exact_order_agree_with_the_oracle(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_late: str
+) -> None:
+    """Without lag, rows below the newest that was released are late, and those at it are not."""
+    draw = random.Random(on_late)
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", draw.choice([1, 600_000]))
+    barriers = {"barriers": {"kind": "kind", "types": ["stop"]}}
+    exact = {"lag": "0", "frontier": "inclusive"}
+    release = {"mode": "ordered", "on_late": on_late}
+    sources: dict[str, dict[str, Any]] = {"a": {**exact, **barriers}, "b": {**exact}}
+    more = {"release": release, "outputs": {}, "barriers": {"timeout": "5s"}}
+    pair = Pair(spec_with({"w": WINDOW}, sources, **more), session, tmp_path)
+    feed_events(pair, draw)
+    counted = [moved.counters.late_by_output for moved in pair.sides["spark"].moved]
+    dropped = [moved.counters.dropped for moved in pair.sides["spark"].moved]
+    assert any("events" in one for one in counted) or any("late_order" in one for one in dropped)
+
+
+def feed_events(pair: Pair, draw: random.Random) -> None:
+    """Feed rows; positions are contiguous then, and the files are those of tasks."""
     feed(pair, draw, 8)
     positions = [row["position"] for row in pair.table("events")]
     assert sorted(positions) == list(range(len(positions)))

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rows.topic_inputs import message, plan_cut, topic_spec
+from tests.rows.topic_inputs import (
+    FIELD,
+    encode_row,
+    make_schema,
+    message,
+    plan_cut,
+    topic_spec,
+)
 from tests.servers.kafka_in_process import KafkaInProcess
 from tests.spark.agreement import SECOND
 from tests.spark.kafka_topics import rows as decoded_rows
@@ -21,8 +30,10 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.dead_messages import explain_dead_message, show_message
+from tidegate.jobs.rows.protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ
 from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.spark import kafka_staging, mover
 from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -130,13 +141,153 @@ def test_tasks_write_the_events_that_the_driver_writes(
 
 def read_events(moved: MoveResult, folder: Path) -> list[dict[str, Any]]:
     """The rows of the events table in the order of their positions."""
-    refs = moved.files["events"]
+    return read_rows(moved, folder, "events", "position")
+
+
+def read_rows(moved: MoveResult, folder: Path, table: str, order: str) -> list[dict[str, Any]]:
+    """The rows of a table, by a column."""
+    refs = moved.files[table]
     rows = [
         row
         for ref in refs
         for row in pq.read_table(folder / "store" / ref.key, partitioning=None).to_pylist()
     ]
-    return sorted(rows, key=lambda row: row["position"])
+    return sorted(rows, key=lambda row: int(row[order]))
+
+
+@pytest.mark.parametrize("schema_id", [None, 7])
+def test_tasks_read_the_protobuf_messages_that_the_driver_reads(
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: KafkaInProcess,
+    schema_id: int | None,
+) -> None:
+    """Events, dead letters and counters are the same; the schema is a file of the driver."""
+    schema = make_schema(
+        kind=FIELD.TYPE_STRING, k=FIELD.TYPE_STRING, n=FIELD.TYPE_INT32, v=FIELD.TYPE_DOUBLE
+    )
+    (tmp_path / "row.desc").write_bytes(schema)
+    draw = random.Random(3)
+    prefix = b"" if schema_id is None else b"\0\0\0\0\7\0"
+    values: list[bytes | None] = [
+        prefix + encode_row(schema, draw.randint(0, 50), k='x"é', v=draw.random())
+        for _ in range(100)
+    ]
+    values[3:3] = [prefix + encode_row(schema, 4, 250_000_000, n=-5), None, b"\x0a\xff", b""]
+    values[50:50] = [b"\0\0\0\0\x08\0abc", b"\0\0\0\0\7\2abc", prefix]
+    broker.send("t", 0, values)
+    kafka: dict[str, Any] = {"payload": "protobuf", "message": "shop.Row"}
+    kafka |= {"schema_file": f"{tmp_path}/row.desc", "key": "who"}
+    kafka |= {} if schema_id is None else {"schema_id": schema_id}
+    events = {"release": {"mode": "pass_through"}, "outputs": {}}
+    spec = topic_spec(broker.servers, kafka=kafka, events=events)
+    cut = plan_cut(spec, {0: (0, len(values))})
+    _, by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the driver has read messages")
+
+    monkeypatch.setattr(mover, "open_cut", refuse)
+    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
+    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
+    assert by_tasks.counters == by_driver.counters
+    assert by_tasks.counters.dead_lettered > 2
+    for table, order in (("events", "position"), ("dead_letters", "_seq")):
+        found = read_rows(by_tasks, tmp_path / "tasks", table, order)
+        assert found == read_rows(by_driver, tmp_path / "driver", table, order)
+        assert found
+
+
+@pytest.mark.parametrize("stranger", [False, True])
+def test_schemas_of_a_registry_are_fetched_once_tasks_have_met_them(
+    session: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: KafkaInProcess,
+    stranger: bool,
+) -> None:
+    """Of several schemas; one that the registry does not know is left to Spark SQL."""
+    fields = {"k": FIELD.TYPE_STRING, "n": FIELD.TYPE_INT64}
+    older, newer = make_schema(**fields), make_schema(v=FIELD.TYPE_DOUBLE, **fields)
+    values = [
+        bytes([0, 0, 0, 0, number, 0]) + encode_row(schema, second, k="x", n=second)
+        for second in range(20)
+        for number, schema in ((5, older), (6, newer))
+    ]
+    values[7:7] = [b"no number", *([b"\0\0\0\0\x09\0abc"] if stranger else [])]
+    broker.send("t", 0, values)
+    events = {"release": {"mode": "pass_through"}, "outputs": {}}
+    found: list[list[Any]] = []
+    for folder in (tmp_path / "driver", tmp_path / "tasks"):
+        # Each has a folder of its own: what was fetched stays known to the process.
+        (folder / "schemas").mkdir(parents=True)
+        for number, schema in ((5, older), (6, newer)):
+            (folder / "schemas" / f"{number}.desc").write_bytes(schema)
+        kafka = {"payload": "protobuf", "message": "shop.Row", "registry": f"{folder}/schemas"}
+        spec = topic_spec(broker.servers, kafka=kafka, events=events)
+        cut = plan_cut(spec, {0: (0, len(values))})
+        in_tasks = folder.name == "tasks"
+        if in_tasks and not stranger:
+            monkeypatch.setattr(mover, "open_cut", None)
+        _, moved = run_epoch(spec, session, folder, cut, in_tasks=in_tasks)
+        tables = ("events", "position"), ("dead_letters", "_seq")
+        found.append([moved.counters, *(read_rows(moved, folder, *one) for one in tables)])
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 40
+    assert len(found[0][2]) == 1 + stranger
+
+
+ODD_TEXTS = [
+    *("", " ", "5", " 5 ", "+5", "-5", "-0", "007", "5.0", "1e3", "1E400", "0x10", "5L", "5,6"),
+    *("NaN", "inf", "-Infinity", ".5", "5.", "true", "TRUE", "t", "yes", "0", "1", "null", "x"),
+    *("9223372036854775807", "9223372036854775808", "2147483648", "1.50", "0.1", "1e22", "５"),
+    *("2026-03-01", "2026-3-1", "2026-03-01T10:00:00Z", "2026-03-01T10:00:00", "-0.0", "1_0"),
+    *('5,"s":"x"', '"5"', "a\nb", "\\u0041", "\0", "𝄞", "1.7976931348623157e309", "4.9e-324"),
+]
+
+
+def test_values_of_protobuf_messages_are_those_of_spark(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Texts in columns of all types are read alike, or left to Spark SQL."""
+    columns = {"i": "int", "l": "long", "d": "double", "b": "boolean", "s": "string"}
+    columns |= {"day": "date", "at": "timestamp"}
+    fields = dict.fromkeys(columns, FIELD.TYPE_STRING)
+    schema = make_schema(**fields)
+    (tmp_path / "row.desc").write_bytes(schema)
+    kafka = {"payload": "protobuf", "message": "shop.Row", "schema_file": f"{tmp_path}/row.desc"}
+    own: dict[str, Any] = {
+        "schema": {**columns, "t": "timestamp", "who": "string"},
+        "event_time": "t",
+    }
+    more: dict[str, Any] = {"kafka": {"headers": {}, "timestamp": None, **kafka}, **own}
+    texts: list[dict[str, Any]] = [{name: text} for name in columns for text in ODD_TEXTS]
+    values = [encode_row(schema, 0, **one) for one in texts]
+    source = messages_spec(**more)
+    plan = plan_protobuf_messages(source)
+    assert plan is not None
+    wanted = decoded_rows(session, values, **more)
+    compared = 0
+    for row, value in zip(wanted, values, strict=True):
+        batch = pa.RecordBatch.from_pylist(
+            [{"key": b"ann", "value": value, "partition": 0, "offset": row["_at"]}], MESSAGE_SCHEMA
+        )
+        tables, others = read_protobuf_messages(batch, plan, source, {0: schema})
+        found = pa.concat_tables(tables).to_pylist()
+        assert len(found) + others.num_rows == 1
+        for one in found:
+            shown = {name: at_utc(one[name]) for name in row}
+            assert shown == {name: at_utc(held) for name, held in row.items()}, value
+            compared += 1
+    assert compared > 60
+
+
+def at_utc(value: Any) -> Any:
+    """A value; a time as one without a zone, in UTC."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(UTC).replace(tzinfo=None)
+    return value
 
 
 ODD: list[bytes | None] = [
