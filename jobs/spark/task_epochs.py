@@ -23,7 +23,7 @@ from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
-from tidegate.jobs.rows.task_support import explain_other_cut
+from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
@@ -38,6 +38,7 @@ from tidegate.time_units import TICK_MIN
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
+from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
 from .python_tasks import KeptRows, run_inspection_job, run_read_job
 from .spark_session import SparkSessions
@@ -142,7 +143,9 @@ def survey_in_tasks(
     order = _make_read_order(spec, store, state, folders, len(units))
     if left is None:
         variables = build_settings_variable(spec)
-        answers, kept = run_read_job(sessions, order, units, variables)
+        is_plain = explain_spark_expressions(spec, units) is None
+        run_job = run_read_job if is_plain else run_expression_job
+        answers, kept = run_job(sessions, order, units, variables)
         try:
             left = _check_answers(answers)
         except TidegateError:
