@@ -133,7 +133,7 @@ def _plan_pieces(
     for (columns, _), chosen in groups.items():
         frames.append(_evaluate_parts(session, order, columns, chosen, first, outlet))
         first += len(chosen)
-    rows = combine_frames(*frames)
+    rows: Any = combine_frames(*frames)
     if len(frames) > 1:
         numbers = {index: unit.number for unit in units for index in unit.indexes}
         known = (str(numbers.get(index, 0)) for index in range(max(numbers) + 1))
@@ -162,7 +162,7 @@ def _evaluate_parts(
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     decode = partial(_decode_parts, order, (columns, nested), chosen, first, outlet)
     raw = session.range(0, len(chosen), 1, len(chosen)).mapInArrow(decode, schema)
-    rows = cast_to_declared(raw, source, physical)
+    rows: DataFrame = cast_to_declared(raw, source, physical)
     others = [quote_name(name) for name in rows.columns if name != "_json"]
     # The text of a row costs more than all else of it.
     return rows.selectExpr(*others, f"IF({IS_LETTER}, _json, NULL) AS _json")
@@ -244,7 +244,9 @@ def _fold_units(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     prepare_worker()
-    unit = units[TaskContext.get().partitionId()]
+    task = TaskContext.get()
+    assert task is not None  # noqa: S101 - the body of a task
+    unit = units[task.partitionId()]
     found = list(batches)
     rows = pa.Table.from_batches(found) if found else None
     reading = fold_unit(order, unit, rows)

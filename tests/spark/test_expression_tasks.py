@@ -17,7 +17,7 @@ from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
-from tidegate.jobs.rows.column_casts import is_cast_proven
+from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.spark import expression_tasks, mover, task_epochs
 
@@ -93,7 +93,9 @@ def read_letters(pair: Pair) -> list[dict[str, Any]]:
         ref for moved in pair.sides["spark"].moved for ref in moved.files.get("dead_letters", ())
     ]
     tables = [pq.read_table(pair.store.local_path(ref.key), columns=list(LETTER)) for ref in files]
-    return pa.concat_tables(tables).sort_by([(name, "ascending") for name in LETTER]).to_pylist()
+    ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in LETTER])
+    letters: list[dict[str, Any]] = ordered.to_pylist()
+    return letters
 
 
 @pytest.mark.usefixtures("only_tasks")
@@ -195,10 +197,9 @@ def test_rows_that_get_lost_between_the_tasks_end_the_epoch(
     """What was read is counted against what was folded."""
     pair = Pair(spec_of({"a": UNPROVEN["where"]}), session, tmp_path)
     pair.put("a", [{"t": SECOND, "k": k} for k in "xyz"])
-    evaluate = expression_tasks.cast_to_declared
 
     def lose_rows(*given: Any) -> Any:
-        return evaluate(*given).where("k <> 'z'")
+        return cast_to_declared(*given).where("k <> 'z'")
 
     monkeypatch.setattr(expression_tasks, "cast_to_declared", lose_rows)
     with pytest.raises(PoisonError, match="answers of tasks did not arrive"):
