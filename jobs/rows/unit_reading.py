@@ -15,8 +15,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
@@ -259,6 +261,15 @@ def list_parts(unit: ReadUnit) -> list[CutPart]:
         for place, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
+
+
+def select_parts(unit: ReadUnit, places: tuple[int, ...]) -> SimilarParts:
+    """Return the objects at these places among all of a unit."""
+    number, slices = count(), []
+    for piece in unit.cut.slices:
+        own = tuple(part for part in piece.parts if next(number) in places)
+        slices.append(replace(piece, parts=own))
+    return SimilarParts(replace(unit, cut=Cut(tuple(slices))), places)
 
 
 def _run_task(unit: ReadUnit, body: Callable[[UnitAnswer], pa.Table | None]) -> UnitReading:

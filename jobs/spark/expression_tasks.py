@@ -10,9 +10,8 @@ brings the rows of each unit together.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any, Final
 from uuid import uuid4
 
@@ -22,7 +21,6 @@ from pyspark import Accumulator, StorageLevel, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
-from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows.column_casts import cast_to_declared, select_readable_columns
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.dead_rows import IS_LETTER
@@ -42,6 +40,7 @@ from tidegate.jobs.rows.unit_reading import (
     decode_parts,
     fold_unit,
     list_parts,
+    select_parts,
 )
 from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name
@@ -108,17 +107,8 @@ def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, lis
     for unit in units:
         parts = list(enumerate(list_parts(unit)))
         for form, similar in group_similar_parts(order.spec, unit.cut, parts).items():
-            groups[form].append(_select_parts(unit, tuple(place for place, _ in similar)))
+            groups[form].append(select_parts(unit, tuple(place for place, _ in similar)))
     return groups
-
-
-def _select_parts(unit: ReadUnit, places: tuple[int, ...]) -> SimilarParts:
-    """The parts at these places among all of a unit."""
-    number, slices = count(), []
-    for piece in unit.cut.slices:
-        own = tuple(part for part in piece.parts if next(number) in places)
-        slices.append(replace(piece, parts=own))
-    return SimilarParts(replace(unit, cut=Cut(tuple(slices))), places)
 
 
 def _plan_pieces(

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,14 +18,25 @@ from tidegate.checkpoints.store import NotFoundError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
+from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.task_support import (
     explain_other_cut,
     explain_other_rows,
     explain_spark_expressions,
 )
-from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, read_unit
+from tidegate.jobs.rows.unit_reading import (
+    UnitAnswer,
+    decode_parts,
+    decode_table,
+    fold_unit,
+    list_parts,
+    read_unit,
+    select_parts,
+)
+from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.time_units import TICK_MIN
@@ -78,6 +90,35 @@ def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
     ]
     assert not {"_on", "_up", "_n", "_epoch"} & folded[0].keys()
     assert answer.late_files == ()
+
+
+def test_rows_that_are_evaluated_between_two_tasks_give_the_same(tmp_path: Path) -> None:
+    """Whoever evaluates them; here it is DuckDB, of two slices with columns of two types."""
+    rules = {"small": {"predicate": "n < 3", "severity": "drop"}, "odd": {"predicate": "n <> 2"}}
+    source = {"where": "n > 0", "rules": rules}
+    store, sources = LocalStore(tmp_path), {"a": source, "b": {"max_jump": "5s"}}
+    spec = spec_of(sources, windows={"w": WINDOW}, release={"mode": "commit"})
+    rows = [{**row, "n": n} for n, row in enumerate([*rows_at(1, 40, 2, 30), {"t": None}])]
+    cut = Cut(tuple(slice_of(store, Member(name), rows) for name in sources))
+    (unit,) = divide_cut(cut, {}, store)
+    order = order_of(spec, store, 5 * SECOND)
+    whole = read_unit(order, unit)
+    tables, read = [], 0
+    parts = list(enumerate(list_parts(unit)))
+    for (columns, _), similar in group_similar_parts(spec, unit.cut, parts).items():
+        ((place, part),) = similar
+        found = decode_parts(order, select_parts(unit, (place,)), columns, str)
+        read += found.answer.read_bytes
+        source_spec = spec.sources[cut.slices[part.member].member.source]
+        frame = cast_to_declared(DuckFrame.from_table(found.kept), source_spec, dict(columns))
+        tables.append(frame.toArrow())
+    apart = fold_unit(order, unit, pa.concat_tables(tables))
+    assert read == whole.answer.read_bytes > 0
+    assert whole.answer.dead_counts["a", "rule:odd"] == 1
+    for name in ("rows", "slices", "partials", "kept", "late_counts", "dead_counts", "error"):
+        assert getattr(apart.answer, name) == getattr(whole.answer, name), name
+    assert apart.kept == whole.kept
+    assert fold_unit(order, unit, None).answer.rows == 0
 
 
 @pytest.mark.parametrize(
