@@ -118,15 +118,15 @@ def _plan_pieces(
     groups: dict[PartsForm, list[SimilarParts]],
     outlet: _Outlet,
 ) -> DataFrame:
-    """The kept rows of all units; partition and unit have the same number."""
+    """The kept rows of all units, each in the partition of its place."""
     frames, first = [], 0
     for (columns, _), chosen in groups.items():
         frames.append(_evaluate_parts(session, order, columns, chosen, first, outlet))
         first += len(chosen)
     rows: Any = combine_frames(*frames)
     if len(frames) > 1:
-        numbers = {index: unit.number for unit in units for index in unit.indexes}
-        known = (str(numbers.get(index, 0)) for index in range(max(numbers) + 1))
+        places = {index: place for place, unit in enumerate(units) for index in unit.indexes}
+        known = (str(places.get(index, 0)) for index in range(max(places) + 1))
         # An array is no part of the code that Spark generates.
         rows = rows.repartitionById(len(units), F.expr(f"array({', '.join(known)})[_m]"))
     fold = partial(_fold_units, order, units, outlet)

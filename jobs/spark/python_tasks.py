@@ -137,6 +137,9 @@ def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
         if answer.error is not None:
             raise answer.error
     tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
+    if rows.getNumPartitions() < len(tasks):  # one task has written all files
+        sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
+        tasks = [tasks[0] | sums]
     _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
     return answers
 

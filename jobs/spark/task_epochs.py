@@ -20,7 +20,7 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder
 from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
-from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
@@ -142,10 +142,7 @@ def survey_in_tasks(
     kept = None
     order = _make_read_order(spec, store, state, folders, len(units))
     if left is None:
-        variables = build_settings_variable(spec)
-        is_plain = explain_spark_expressions(spec, units) is None
-        run_job = run_read_job if is_plain else run_expression_job
-        answers, kept = run_job(sessions, order, units, variables)
+        answers, kept = read_units(sessions, spec, order, units)
         try:
             left = _check_answers(answers)
         except TidegateError:
@@ -179,6 +176,15 @@ def survey_in_tasks(
     }
     survey = Survey(now=0, members=members)
     return TaskScans(cut, survey, order.frontier, order.late_bound, answers, found, kept)
+
+
+def read_units(
+    sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
+) -> tuple[list[UnitAnswer], KeptRows | None]:
+    """Read units by the job that can evaluate their rows; see `run_read_job`."""
+    is_plain = explain_spark_expressions(spec, units) is None
+    run_job = run_read_job if is_plain else run_expression_job
+    return run_job(sessions, order, units, build_settings_variable(spec))
 
 
 def _make_read_order(
