@@ -14,7 +14,7 @@ from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import replace_column
-from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
@@ -158,6 +158,31 @@ def test_values_are_cast_and_judged_by_spark_sql(session: SparkSession, tmp_path
     pair.run(SECOND, done=True)
     (result,) = pair.table("w")
     assert result["rows"] == sum(map(len, unproven)) - moved.counters.dead_lettered
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ({"on_bad": "fail"}, PoisonError, r'row 3 of inbox/a/.*no_event_time.*"n":8'),
+        (
+            {"rules": {"few": {"predicate": "abs(n) < 7", "severity": "fail"}}},
+            BrokenRuleError,
+            r'row 2 of inbox/a/.* breaks rule few .*"n":7',
+        ),
+    ],
+    ids=["value", "rule"],
+)
+def test_a_row_that_stops_the_epoch_is_named(
+    session: SparkSession, tmp_path: Path, source: dict[str, Any], error: type, said: str
+) -> None:
+    """The first one, with its text; rows that `where` leaves out stop nothing."""
+    own = {"where": "upper(k) = 'X'", **source}
+    pair = Pair(spec_of({"a": own}, windows=WINDOWS), session, tmp_path)
+    rows = [(0, "x", 1), (None, "y", 9), (1, "x", 7), (None, "x", 8), (None, "x", 9)]
+    pair.put("a", [{"t": t and t * SECOND, "k": k, "n": n} for t, k, n in rows])
+    with pytest.raises(error, match=said):
+        pair._survey("spark", cut_of(pair))
 
 
 @pytest.mark.usefixtures("_only_expression_tasks")
