@@ -96,7 +96,8 @@ def test_rows_that_are_evaluated_between_two_tasks_give_the_same(tmp_path: Path)
     """Whoever evaluates them; here it is DuckDB, of two slices with columns of two types."""
     rules = {"small": {"predicate": "n < 3", "severity": "drop"}, "odd": {"predicate": "n <> 2"}}
     source = {"where": "n > 0", "rules": rules}
-    store, sources = LocalStore(tmp_path), {"a": source, "b": {"max_jump": "5s"}}
+    store = LocalStore(tmp_path)
+    sources: dict[str, dict[str, Any]] = {"a": source, "b": {"max_jump": "5s"}}
     spec = spec_of(sources, windows={"w": WINDOW}, release={"mode": "commit"})
     rows = [{**row, "n": n} for n, row in enumerate([*rows_at(1, 40, 2, 30), {"t": None}])]
     cut = Cut(tuple(slice_of(store, Member(name), rows) for name in sources))
