@@ -121,7 +121,7 @@ def _plan_pieces(
     """The kept rows of all units, each in the partition of its place."""
     frames, first = [], 0
     for (columns, _), chosen in groups.items():
-        frames.append(_evaluate_parts(session, order, columns, chosen, first, outlet))
+        frames.append(_select_evaluated_rows(session, order, columns, chosen, first, outlet))
         first += len(chosen)
     rows: Any = combine_frames(*frames)
     if len(frames) > 1:
@@ -134,7 +134,7 @@ def _plan_pieces(
     return folded
 
 
-def _evaluate_parts(
+def _select_evaluated_rows(
     session: SparkSession,
     order: ReadOrder,
     columns: PhysicalColumns,
