@@ -167,12 +167,19 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
     from tidegate.jobs.rows.task_support import explain_other_rows
-    from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+    from tidegate.jobs.rules.native_support import (
+        explain_spark_rows,
+        explain_spark_window,
+        explain_unproven_expressions,
+    )
 
     if explain_other_rows(pipeline) is None:
         tasks = "DuckDB, in Spark's Python tasks"
         moved = "released and late rows" if pipeline.outputs.events else "late rows"
-        return dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
+        found = dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
+        reason = explain_unproven_expressions(pipeline)
+        conditions = {"where, select and rules": f"Spark SQL, between Python tasks: {reason}"}
+        return found if reason is None else {**conditions, **found}
     rows = explain_spark_rows(pipeline)
     own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
     reasons = {f"where, select and rules of {n}": rows for n in own}

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.row_counts import RULE, RULE_WARNED, name_broken_rule
 from tidegate.errors import PoisonError
+from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import Cut, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
@@ -38,27 +39,28 @@ JUDGED_SCHEMA: Final = pa.schema(
 CONDITION_GROUP: Final = ("_m", "_rule", "_warned")
 IS_COUNTED: Final = f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'"
 """Whether conditions say something of a row, as Spark SQL."""
-_IS_LETTER: Final = f"_dead NOT IN ('{RULE_DROPPED}', '{FILTERED}')"
+IS_LETTER: Final = f"_dead NOT IN ('{RULE_DROPPED}', '{FILTERED}')"
 
 
-def add_faults(rows: pa.Table, frame: Frame, parts: Sequence[CutPart]) -> pa.Table:
+def add_faults(rows: pa.Table, frame: Frame, parts: Sequence[CutPart] | None) -> pa.Table:
     """Add `FAULTS` to the rows of a slice, null but for dead letters, if there is any.
 
     Args:
         rows: with `_seq`, `_code`, and `JUDGED` if the source has conditions.
-        frame: the same rows with all columns of `slice_reading`, but for `_json`.
-        parts: of the cut.
+        frame: the same rows with all columns of `slice_reading`.
+        parts: of the cut; None if the frame has the texts of these rows in `_json`.
     """
     dead = pc.equal(rows["_code"], DEAD)
     if "_dead" in rows.column_names:
         dead = pc.and_(dead, pc.invert(pc.is_in(rows["_dead"], pa.array([FILTERED, RULE_DROPPED]))))
     if not pc.any(dead).as_py():
         return rows
-    found = frame.where(_IS_LETTER).selectExpr("_seq", *FAULTS[:-1]).toArrow()
-    found = pa.concat_tables(
-        _add_texts(found.filter(pc.equal(found["_p"], index)), part)
-        for index, part in enumerate(parts)
-    )
+    found = frame.where(IS_LETTER).selectExpr("_seq", *FAULTS).toArrow()
+    if parts is not None:
+        found = pa.concat_tables(
+            _add_texts(found.filter(pc.equal(found["_p"], index)), part)
+            for index, part in enumerate(parts)
+        )
     places = pc.index_in(rows["_seq"], value_set=found["_seq"])
     for name in FAULTS:
         if name not in rows.column_names:
@@ -71,7 +73,7 @@ def _add_texts(rows: pa.Table, part: CutPart) -> pa.Table:
     if rows.num_rows:
         numbers = pc.subtract(rows["_seq"], join_seq(part.ordinal, 0))
         texts = write_row_texts(read_stored_rows(part, numbers.combine_chunks()))
-    return rows.append_column("_json", pa.array(texts, pa.string()))
+    return replace_column(rows, "_json", pa.array(texts, pa.string()))
 
 
 def select_judged(rows: pa.Table) -> pa.Table:
@@ -98,7 +100,7 @@ def show_dead_letters(frame: Frame, parts: Sequence[CutPart], provenance: list[s
     """
     objects = ", ".join(quote_text(part.key) for part in parts)
     etags = ", ".join(quote_text(part.etag) for part in parts)
-    return frame.where(_IS_LETTER).selectExpr(
+    return frame.where(IS_LETTER).selectExpr(
         "_dead AS reason",
         "_detail AS detail",
         f"array({objects})[_p] AS object",

@@ -52,6 +52,9 @@ _TRAITS = {
     *("min_event_time", "barriers"),
 }
 
+PhysicalColumns = tuple[tuple[str, str], ...]
+"""Columns of an object, and the text of each one's Arrow type."""
+
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
@@ -74,7 +77,7 @@ class CutPart:
     row_start: int
     row_end: int
     path: Path | io.BytesIO | pa.Table
-    columns: tuple[tuple[str, str], ...]
+    columns: PhysicalColumns
 
     @property
     def has_row_numbers(self) -> bool:
@@ -91,8 +94,23 @@ class CutPart:
 
 
 NumberedPart = tuple[int, CutPart]  # its index in the cut
+PartsForm = tuple[PhysicalColumns, str]
+"""What objects agree in that look alike: columns, and what decides about casts and verdicts."""
 PartReader = Callable[[Any, list[NumberedPart], SourceSpec], tuple[Frame, bool]]
 """Gives the rows of similar objects, and whether `BAD_REASON` is beside their planned columns."""
+
+
+def group_similar_parts(
+    spec: PipelineSpec, cut: Cut, parts: Sequence[NumberedPart], names: set[str] | None = None
+) -> dict[PartsForm, list[NumberedPart]]:
+    """Return the parts that share one plan, by what they agree in."""
+    groups: dict[PartsForm, list[NumberedPart]] = {}
+    for index, part in parts:
+        source = spec.sources[cut.slices[part.member].member.source]
+        columns = tuple((c, own) for c, own in part.columns if names is None or c in names)
+        traits = source.model_dump_json(include=_TRAITS)
+        groups.setdefault((columns, traits), []).append((index, part))
+    return groups
 
 
 def read_similar_parts(
@@ -103,15 +121,8 @@ def read_similar_parts(
     names: set[str] | None = None,
 ) -> Frame | None:
     """Objects that look alike are read together; the rows of all, cast and with their places."""
-    groups: dict[tuple[Any, ...], list[NumberedPart]] = {}
-    for index, part in parts:
-        source = spec.sources[cut.slices[part.member].member.source]
-        columns = tuple((c, own) for c, own in part.columns if names is None or c in names)
-        # What decides about casts and verdicts. Parts that agree in it share one plan.
-        traits = source.model_dump_json(include=_TRAITS)
-        groups.setdefault((columns, traits), []).append((index, part))
     rows = None
-    for (columns, _), chosen in groups.items():
+    for (columns, _), chosen in group_similar_parts(spec, cut, parts, names).items():
         source = spec.sources[cut.slices[chosen[0][1].member].member.source]
         raw, has_reasons = read(columns, chosen, source)
         physical = dict(columns) | ({BAD_REASON: "string"} if has_reasons else {})

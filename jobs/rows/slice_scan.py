@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.rules.duck_frame import Frame
+from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON
@@ -32,7 +32,7 @@ from .member_scan import (
     MemberScan,
     MemberScanner,
 )
-from .slice_reading import CutPart, read_slice
+from .slice_reading import CutPart, add_positions, read_slice
 
 MOST_CELLS: Final = 64_000_000
 """Values, rows times columns, up to which one process holds rows: about 1 GB."""
@@ -83,6 +83,33 @@ def scan_slice(
     found = scan_rows(spec, cut, index, rows, state)
     rows = add_verdicts(rows, found.verdicts)
     return found, add_faults(rows, frame, parts) if native else rows
+
+
+def scan_evaluated_slice(
+    spec: PipelineSpec, cut: Cut, index: int, state: JsonView, evaluated: pa.Table
+) -> tuple[MemberScan, pa.Table]:
+    """Scan the rows of one slice that Spark SQL has cast, selected and judged.
+
+    Args:
+        spec: the pipeline.
+        cut: what the slice is in.
+        index: of the slice.
+        state: the decider's state before the epoch.
+        evaluated: its rows with the columns of `column_casts.cast_to_declared`; `_json` is needed
+            of dead letters only.
+
+    Returns:
+        What `scan_slice` returns with `native`.
+    """
+    if not evaluated.num_rows:
+        rows = make_no_rows(spec)
+        return scan_rows(spec, cut, index, rows, state), rows
+    source = spec.sources[cut.slices[index].member.source]
+    frame = add_positions(DuckFrame.from_table(evaluated), spec, cut)
+    own = [*map(quote_name, spec.columns), *(JUDGED if source.has_conditions else ())]
+    rows = sort_rows(select_surveyed(frame, {index: source}, own).toArrow())
+    found = scan_rows(spec, cut, index, rows, state)
+    return found, add_faults(add_verdicts(rows, found.verdicts), frame, None)
 
 
 def scan_rows(

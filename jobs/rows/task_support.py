@@ -1,7 +1,11 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.rules.native_support import explain_unproven_fold, explain_unproven_rows
+from tidegate.jobs.rules.native_support import (
+    explain_unnamed_columns,
+    explain_unproven_expressions,
+    explain_unproven_fold,
+)
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -25,9 +29,8 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
         not store.url.startswith(("s3://", "file://")) or " over " in store.url
     ):
         return "a store that tasks cannot open"
-    found = explain_unproven_rows(spec)
-    if found is not None:
-        return found
+    if (reason := explain_unnamed_columns(spec)) is not None:
+        return reason
     for name, source in spec.sources.items():
         if (reason := _explain_source(source)) is not None:
             return f"source {name}: {reason}"
@@ -51,6 +54,13 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
     if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
         return "a slice with more values than a task holds"
+    return None
+
+
+def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
+    """Why Spark SQL evaluates the rows of a cut between two Python tasks; None if it has not to."""
+    if (reason := explain_unproven_expressions(spec)) is not None:
+        return reason
     for unit in units:
         for piece in unit.cut.slices:
             source = spec.sources[piece.member.source]

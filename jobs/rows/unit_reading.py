@@ -10,19 +10,26 @@ those of the answer that Spark takes are named by the manifest.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import PoisonError, TidegateError, get_first_line
+from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
@@ -55,10 +62,18 @@ from .late_rows import (
 )
 from .member_scan import MemberScan
 from .object_reading import make_part, open_part
-from .slice_reading import CutPart, select_provenance
-from .slice_scan import has_safe_times, keep_data_rows, scan_slice
+from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
+from .slice_scan import (
+    has_safe_times,
+    keep_data_rows,
+    make_no_rows,
+    scan_evaluated_slice,
+    scan_slice,
+)
 from .topic_reading import UnknownSchemasError, read_topic_ranges
 
+SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
+"""Gives what `scan_slice` returns of the slice at a place of a unit."""
 ANSWER_BYTES: Final = 64 << 20
 """Partial aggregates that the answers of one job may bring to the driver, compressed."""
 
@@ -170,12 +185,103 @@ class UnitReading:
     kept: pa.Table | None
 
 
+@dataclass(frozen=True)
+class SimilarParts:
+    """Objects of a unit that look alike.
+
+    Attributes:
+        unit: with these objects only.
+        places: of each among all objects of the unit.
+    """
+
+    unit: ReadUnit
+    places: tuple[int, ...]
+
+
 def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
     """Read a unit, and report what it cost."""
+
+    def read(answer: UnitAnswer) -> pa.Table | None:
+        """Read, judge and fold the rows."""
+        parts = _open_parts(answer, order, unit)
+        scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state, native=True)
+        return _fill_answer(answer, order, unit, parts, scan)
+
+    return _run_task(unit, read)
+
+
+def decode_parts(
+    order: ReadOrder,
+    chosen: SimilarParts,
+    columns: PhysicalColumns,
+    to_nested_type: Callable[[str], pa.DataType],
+) -> UnitReading:
+    """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
+
+    Their `_m` is the index of their slice in the whole cut. Other arguments are as `read_parts`
+    has them.
+    """
+    unit = chosen.unit
+
+    def read(answer: UnitAnswer) -> pa.Table:
+        """Read the rows."""
+        parts = _open_parts(answer, order, unit)
+        source = order.spec.sources[unit.cut.slices[parts[0].member].member.source]
+        numbered = list(zip(chosen.places, parts, strict=True))
+        rows = read_parts(columns, numbered, source, to_nested_type)
+        answer.rows = rows.num_rows
+        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
+        return replace_column(rows, "_m", pa.array(slices))
+
+    return _run_task(unit, read)
+
+
+def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitReading:
+    """Judge and fold the rows of a unit that Spark SQL has evaluated; None if there are none.
+
+    They have the columns of `column_casts.cast_to_declared`, and are those of `decode_parts`.
+    """
+
+    def scan(place: int) -> tuple[MemberScan, pa.Table]:
+        """Scan the rows of one slice."""
+        own = make_no_rows(order.spec)
+        if rows is not None:
+            own = rows.filter(pc.equal(rows["_m"], unit.indexes[place]))
+            own = replace_column(own, "_m", pa.array(np.full(own.num_rows, place, np.int32)))
+        return scan_evaluated_slice(order.spec, unit.cut, place, unit.state, own)
+
+    def fold(answer: UnitAnswer) -> pa.Table | None:
+        """Judge and fold the rows."""
+        return _fill_answer(answer, order, unit, list_parts(unit), scan)
+
+    return _run_task(unit, fold)
+
+
+def list_parts(unit: ReadUnit) -> list[CutPart]:
+    """Return the objects of a unit without their rows."""
+    unopened = io.BytesIO()
+    return [
+        make_part(place, part, unopened)
+        for place, piece in enumerate(unit.cut.slices)
+        for part in piece.parts
+    ]
+
+
+def select_parts(unit: ReadUnit, places: tuple[int, ...]) -> SimilarParts:
+    """Return the objects at these places among all of a unit."""
+    number, slices = count(), []
+    for piece in unit.cut.slices:
+        own = tuple(part for part in piece.parts if next(number) in places)
+        slices.append(replace(piece, parts=own))
+    return SimilarParts(replace(unit, cut=Cut(tuple(slices))), places)
+
+
+def _run_task(unit: ReadUnit, body: Callable[[UnitAnswer], pa.Table | None]) -> UnitReading:
+    """Let `body` fill the answer; what stops it is part of the answer."""
     begun = time.process_time()
     answer, kept = UnitAnswer(unit.number), None
     try:
-        kept = _fill_answer(answer, order, unit)
+        kept = body(answer)
     except CorruptObjectsError as error:
         answer.corrupt = error.keys
     except TidegateError as error:
@@ -188,8 +294,8 @@ def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
     return UnitReading(answer, TaskReport.measure_since(begun), kept)
 
 
-def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Table | None:
-    """Read, judge and fold the rows; return those that are kept for the events."""
+def _open_parts(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> list[CutPart]:
+    """Open the objects and read the ranges of topics; say how many bytes they have."""
     ranges = read_topic_ranges(order.spec, unit.cut, order.schemas)
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
@@ -201,9 +307,16 @@ def _fill_answer(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> pa.Tab
     answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
     answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
     answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
+    return parts
+
+
+def _fill_answer(
+    answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, parts: list[CutPart], scan: SliceScanner
+) -> pa.Table | None:
+    """Judge and fold the rows; return those that are kept for the events."""
     tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
-        found, rows = scan_slice(order.spec, unit.cut, parts, place, unit.state, native=True)
+        found, rows = scan(place)
         answer.rows += rows.num_rows
         answer.slices.append(_describe_slice(index, found))
         if not has_safe_times(found.survey.min_time, found.survey.max_time):

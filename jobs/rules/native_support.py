@@ -40,10 +40,20 @@ def explain_spark_rows(spec: PipelineSpec) -> str | None:
 
 def explain_unproven_rows(spec: PipelineSpec) -> str | None:
     """Why DuckDB cannot read and judge the rows of a pipeline; None if it can."""
+    return explain_unnamed_columns(spec) or explain_unproven_expressions(spec)
+
+
+def explain_unnamed_columns(spec: PipelineSpec) -> str | None:
+    """Why DuckDB cannot hold the rows of a pipeline; None if it can."""
     if not can_name_columns(*spec.row_columns) or not all(
         can_name_columns(*source.columns) for source in spec.sources.values()
     ):
         return "names of columns differ in upper and lower case only"
+    return None
+
+
+def explain_unproven_expressions(spec: PipelineSpec) -> str | None:
+    """Why Spark SQL evaluates `select`, `where` and rules of a pipeline; None if it has not to."""
     found = {name: _explain_spark_source(source) for name, source in spec.sources.items()}
     return next((f"source {name}: {reason}" for name, reason in found.items() if reason), None)
 

@@ -115,8 +115,8 @@ def open_cut(
             if not small and not any(_has_far_times(part) for _, part in chosen):
                 scanned = _scan_in_tasks(session, columns, chosen, scratch, staging)
                 return _judge_texts(scanned, dict(columns), source), True
-            table = read_parts(columns, chosen, source, _to_nested_type)
-            ddl = _format_ddl(columns, POSITION_COLUMNS)
+            table = read_parts(columns, chosen, source, to_nested_type)
+            ddl = format_ddl(columns, POSITION_COLUMNS)
             has_reasons = table.column_names[-1] == BAD_REASON
             ddl += f", {BAD_REASON} string" if has_reasons else ""
             return arrow_to_frame(session, table, ddl), has_reasons
@@ -164,7 +164,8 @@ def _is_readable(part: CutPart) -> bool:
     return True
 
 
-def _format_ddl(columns: Any, places: Iterable[tuple[str, str, Any]]) -> str:
+def format_ddl(columns: Any, places: Iterable[tuple[str, str, Any]]) -> str:
+    """The schema of the rows of objects, for Spark."""
     read = [*select_readable_columns(columns), *((name, own) for name, own, _ in places)]
     return ", ".join(f"{quote_name(name)} {own}" for name, own in read)
 
@@ -179,7 +180,7 @@ def _scan_in_tasks(
     base = scratch / "cut"
     # Where tasks do not see the disk, this uploads.
     paths = map_in_threads(lambda item: staging.expose_file(_link_object(base, *item)), parts, 8)
-    schema = _format_ddl(columns, POSITION_COLUMNS[:3])
+    schema = format_ddl(columns, POSITION_COLUMNS[:3])
     frame = session.read.schema(schema).option("basePath", staging.address(base)).parquet(*paths)
     row = OFFSET_COLUMN if parts[0][1].has_row_numbers else "_metadata.row_index"
     # Not beside it: an object may have a column of this name that the spec does not declare.
@@ -237,7 +238,7 @@ def _link_object(base: Path, index: int, part: CutPart) -> Path:
     return link
 
 
-def _to_nested_type(own: str) -> pa.DataType:
+def to_nested_type(own: str) -> pa.DataType:
     """The Arrow type that `createDataFrame` takes for a nested type."""
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import DataType

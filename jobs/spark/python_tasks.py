@@ -83,8 +83,8 @@ def run_read_job(
     """
     if not units:
         return [], None
-    context = _prepare_context(sessions.full, variables)
-    job, inbox = uuid4().hex, _open_inbox(context)
+    context = prepare_context(sessions.full, variables)
+    job, inbox = uuid4().hex, open_inbox(context)
     inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_read_units, order, job, inbox)
@@ -103,7 +103,7 @@ def run_read_job(
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
     answers = [found[unit.number][0] for unit in units]
-    tasks = [_describe_task(*found[unit.number]) for unit in units]
+    tasks = [describe_task(*found[unit.number]) for unit in units]
     _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
     return answers, kept
 
@@ -118,7 +118,7 @@ def run_release_job(
     sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
 ) -> list[FileAnswer]:
     """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
-    context = _prepare_context(sessions.full)
+    context = prepare_context(sessions.full)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
     if not shuffle:
         write: Callable[..., Any] = partial(_release_rows, order)
@@ -146,6 +146,9 @@ def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
         if answer.error is not None:
             raise answer.error
     tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
+    if rows.getNumPartitions() < len(tasks):  # one task has written all files
+        sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
+        tasks = [tasks[0] | sums]
     _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
     return answers
 
@@ -158,10 +161,10 @@ def run_inspection_job(
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
     """
-    context = _prepare_context(sessions.full)
+    context = prepare_context(sessions.full)
     found = context.parallelize(units, len(units)).mapPartitions(_describe_units).collect()
     found.sort(key=lambda one: one[0].number)
-    tasks = [_describe_task(*one) for one in found]
+    tasks = [describe_task(*one) for one in found]
     _log.info("tasks_finished", job="inspect", tasks=tasks)
     return [answer for answer, _ in found]
 
@@ -172,13 +175,14 @@ def start_workers(
     libraries: Sequence[str] = (),
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries."""
-    context = _prepare_context(session, variables)
+    context = prepare_context(session, variables)
     tasks = context.defaultParallelism
     body = partial(_import_kernel, libraries)
     context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
 
-def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
+def prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
+    """Return the context, whose workers get the variables of the store, and these."""
     context = session.sparkContext
     own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
     given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
@@ -189,7 +193,8 @@ def _prepare_context(session: SparkSession, variables: Mapping[str, str] | None 
     return context
 
 
-def _describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> dict[str, Any]:
+def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> dict[str, Any]:
+    """Return what the log says of a task."""
     return {
         "task": answer.number,
         "rows": answer.rows,
@@ -251,7 +256,7 @@ class _Gathered(AccumulatorParam[Any]):
 
 
 @lru_cache(maxsize=1)
-def _open_inbox(context: SparkContext) -> Accumulator[Any]:
+def open_inbox(context: SparkContext) -> Accumulator[Any]:
     """The accumulator of a context. PySpark forgets none, so one serves all jobs."""
     return context.accumulator(_Inbox(), _Gathered())
 
@@ -262,7 +267,7 @@ def _open_inbox(context: SparkContext) -> Accumulator[Any]:
 def _read_units(
     order: ReadOrder, job: str, inbox: Accumulator[Any], units: Iterator[ReadUnit]
 ) -> Iterator[KeptPiece]:
-    _prepare_worker()
+    prepare_worker()
     for unit in units:
         reading = read_unit(order, unit)
         inbox.add([(job, (reading.answer, reading.report))])
@@ -273,24 +278,24 @@ def _read_units(
 def _write_unit_rows(
     order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
-    _prepare_worker()
+    prepare_worker()
     yield write_unit_events(order, firsts, unit, pieces)
 
 
 def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
-    _prepare_worker()
+    prepare_worker()
     yield from cut_rows(order, task, pieces)
 
 
 def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:
-    _prepare_worker()
+    prepare_worker()
     yield from write_targets(order, shipped)
 
 
 def _release_rows(
     order: RangesOrder, task: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
-    _prepare_worker()
+    prepare_worker()
     yield from write_targets(order, cut_rows(order, task, pieces))
 
 
@@ -298,7 +303,7 @@ def _describe_units(
     units: Iterator[InspectionUnit],
 ) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
     """The body of a task that tells a plan what objects hold."""
-    _prepare_worker()
+    prepare_worker()
     for unit in units:
         begun = time.process_time()
         yield describe_unit(unit), TaskReport.measure_since(begun)
@@ -306,7 +311,7 @@ def _describe_units(
 
 def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
-    _prepare_worker()
+    prepare_worker()
     for name in libraries:
         import_module(name)
     yield from rows
@@ -316,7 +321,7 @@ def _keep_caches(self: zipimport.zipimporter) -> None:
     """Forget nothing."""
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """Make what a worker repeats for each task cheap; once in each."""
     if hasattr(sys, "_tidegate_settled"):
         return

@@ -24,11 +24,11 @@ from tidegate.jobs.eventtime.decision_types import (
     ReleaseMark,
     Survey,
 )
-from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.protobuf_messages import fetch_schemas, read_schemas
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
-from tidegate.jobs.rows.task_support import explain_other_cut
+from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
@@ -42,6 +42,7 @@ from tidegate.json_types import JsonObject
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
+from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
 from .python_tasks import KeptRows, run_inspection_job, run_read_job
 from .spark_session import SparkSessions
@@ -145,13 +146,12 @@ def survey_in_tasks(
     mark = find_late_mark(spec, state, released_max)
     order = _make_read_order(spec, store, mark, folders, len(units))
     if left is None:
-        variables = build_settings_variable(spec)
-        answers, kept = run_read_job(sessions, order, units, variables)
+        answers, kept = read_units(sessions, spec, order, units)
         try:
             if _fetch_unknown_schemas(spec, answers):
                 _drop_rows(kept)
                 order = replace(order, schemas=read_schemas(spec))
-                answers, kept = run_read_job(sessions, order, units, variables)
+                answers, kept = read_units(sessions, spec, order, units)
             left = _check_answers(answers)
         except TidegateError:
             _drop_rows(kept)
@@ -184,6 +184,15 @@ def survey_in_tasks(
     }
     survey = Survey(now=0, members=members)
     return TaskScans(cut, survey, mark, answers, found, kept)
+
+
+def read_units(
+    sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
+) -> tuple[list[UnitAnswer], KeptRows | None]:
+    """Read units by the job that can evaluate their rows; see `run_read_job`."""
+    is_plain = explain_spark_expressions(spec, units) is None
+    run_job = run_read_job if is_plain else run_expression_job
+    return run_job(sessions, order, units, build_settings_variable(spec))
 
 
 def _make_read_order(

@@ -203,6 +203,12 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
     """``-v`` names the engine of each output, and the reason where it is Spark SQL."""
     said = cli("validate", "-v", str(spec_file)).out
     assert "released and late rows: DuckDB, in Spark's Python tasks" in said
+    assert "Spark SQL" not in said
+    spec_file.write_text(SPEC.replace("lag: 1h", "lag: 1h, where: carrier like 'x'"))
+    said = " ".join(cli("validate", "-v", str(spec_file)).out.split())
+    assert "where, select and rules: Spark SQL, between Python tasks: source" in said
+    assert "carrier LIKE 'x' is not proven equal in DuckDB" in said
+    spec_file.write_text(SPEC)
     spec = re.sub(r"(?m)^release:.*\n", "", spec_file.read_text()) + "release: {glom: {dt: 1s}}\n"
     spec_file.write_text(spec)
     said = cli("validate", "-v", str(spec_file)).out

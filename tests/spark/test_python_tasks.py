@@ -239,6 +239,24 @@ def test_each_job_reports_its_tasks(
 
 
 @pytest.mark.usefixtures("only_tasks")
+def test_a_task_that_writes_several_files_reports_once(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and bytes of all: the events that leave, and the rows that wait."""
+    seen: list[dict[str, Any]] = []
+    note = type("Log", (), {"info": lambda _, name, **more: seen.append({"event": name, **more})})()
+    monkeypatch.setattr(python_tasks, "_log", note)
+    pair = Pair(spec_with({}, outputs={}, release={"mode": "ordered"}), session, tmp_path)
+    for source in "ab":
+        pair.put(source, [{"t": t * SECOND, "k": "x", "v": 0.5} for t in (1, 2, 30)])
+    moved, _ = pair.run(0)
+    assert moved.files["events"]
+    assert moved.segments
+    ((task,),) = (job["tasks"] for job in seen if job["job"] == "events")
+    assert (task["task"], task["rows"]) == (0, 6)
+
+
+@pytest.mark.usefixtures("only_tasks")
 def test_two_pipelines_of_a_session_take_their_own_answers(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

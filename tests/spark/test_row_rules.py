@@ -79,7 +79,7 @@ def test_both_movers_judge_alike(
         text = text.replace("t > timestamp '1970-01-01 00:00:04'", "length(k) = 1 and t = t")
         spec = PipelineSpec.model_validate_json(text)
     assert (explain_spark_rows(spec) is None) == (way == "native")
-    pair = Pair(spec, session, tmp_path)
+    pair = Pair(spec, session, tmp_path, native=way == "native")
     for epoch in range(1 if many else 2):  # the plans for many rows take longer
         for source in sources:
             rows = random_rows(draw, 60)

@@ -105,13 +105,21 @@ def test_tasks_read_what_the_driver_reads(
     ]
 
 
-@pytest.mark.parametrize("mode", ["ordered", "pass_through"])
+@pytest.mark.parametrize(
+    ("mode", "where"),
+    [
+        ("ordered", "n > 3"),
+        ("pass_through", "n > 3"),
+        ("ordered", "abs(n) > 3"),  # Spark SQL evaluates it
+    ],
+)
 def test_tasks_write_the_events_that_the_driver_writes(
     session: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     broker: KafkaInProcess,
     mode: str,
+    where: str,
 ) -> None:
     """With the same positions, of messages that `where` keeps; a bad one is a dead letter."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
@@ -121,7 +129,7 @@ def test_tasks_write_the_events_that_the_driver_writes(
     for partition, own in enumerate(values):
         broker.send("t", partition, own)
     events = {"release": {"mode": mode}, "outputs": {}}
-    spec = topic_spec(broker.servers, events=events, where="n > 3")
+    spec = topic_spec(broker.servers, events=events, where=where)
     cut = plan_cut(spec, {partition: (0, len(own)) for partition, own in enumerate(values)})
     _, by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
 

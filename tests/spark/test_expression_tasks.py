@@ -1,0 +1,236 @@
+"""Pipelines of which Spark SQL evaluates expressions or casts, between two Python tasks."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
+from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
+from tidegate.errors import PoisonError
+from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
+from tidegate.jobs.rows.task_support import explain_other_rows
+from tidegate.jobs.spark import expression_tasks, mover, task_epochs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+SELECT = {"t": "t", "kind": "kind", "k": "k", "n": "n", "v": "v"}
+RULES = {
+    "known": {"predicate": "upper(k) in ('X', 'Y')", "severity": "quarantine"},
+    "small": {"predicate": "abs(n) < 5", "severity": "drop"},
+    "even": {"predicate": "abs(n) % 2 = 0"},
+    "low": {"predicate": "abs(v) <= 9.5", "severity": "warn"},
+}
+UNPROVEN: dict[str, dict[str, Any]] = {
+    "where": {"where": "upper(k) in ('X', 'Y')"},
+    "rules": {"rules": RULES},
+    "select": {
+        "select": {**SELECT, "k": "cast(upper(k) as string)", "n": "cast(abs(n) as long)"},
+        "where": "k is not null",
+        "rules": {"few": {"predicate": "n < 7", "severity": "drop"}},
+    },
+}
+WINDOWS = {
+    "w": {
+        "kind": "tumbling",
+        "size": "10s",
+        "keys": ["k"],
+        "aggregates": {"rows": "count(*)", "sum": "sum(v)", "whole": "sum(n)", "last": "last(n)"},
+        "lateness": "4s",
+    }
+}
+
+
+LETTER = ("reason", "detail", "object", "row", "_source", "_partition", "_seq")
+
+
+@pytest.fixture
+def _only_expression_tasks(only_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark SQL evaluates the rows of every cut, between Python tasks."""
+    monkeypatch.delattr(task_epochs, "run_read_job")
+
+
+def put_rows(pair: Pair, draw: random.Random, epoch: int) -> None:
+    """Rows in disorder, some without times, of two columns' types in one member."""
+    for source in "ab":
+        for value in (pa.float64(), pa.decimal128(10, 3)):
+            rows = rows_of(draw, 8 * epoch)
+            for row in rows:
+                row["t"] = row["t"] if draw.random() < 0.9 else None
+            table = table_of(rows)
+            if "cast" in pair.spec.name:
+                table = replace_column(table, "v", table["v"].cast(value))
+            pair.put(source, table, draw.choice("01"))
+
+
+def run_to_end(pair: Pair, draw: random.Random, epochs: int) -> None:
+    """Epochs over such rows, to the end of all members; both movers agree on each."""
+    for epoch in range(epochs):
+        put_rows(pair, draw, epoch)
+        pair.run(epoch * SECOND)
+    for _ in range(20):
+        pair.run(300 * SECOND, done=True)
+        if not any(pair.waiting.values()):
+            break
+    pair.run(400 * SECOND, done=True)
+
+
+def read_letters(pair: Pair) -> list[dict[str, Any]]:
+    """The dead letters of the Spark mover, with their texts."""
+    files = [
+        ref for moved in pair.sides["spark"].moved for ref in moved.files.get("dead_letters", ())
+    ]
+    tables = [pq.read_table(pair.store.local_path(ref.key), columns=list(LETTER)) for ref in files]
+    ordered = pa.concat_tables(tables).sort_by([(name, "ascending") for name in LETTER])
+    letters: list[dict[str, Any]] = ordered.to_pylist()
+    return letters
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("what", [*UNPROVEN, "cast"])
+def test_tasks_agree_with_the_oracle(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Surveys, tables and counters, with barriers, late and dead rows, and ordered events."""
+    draw = random.Random(what)
+    if what != "cast":  # an epoch without objects has none
+        monkeypatch.delattr(task_epochs, "run_read_job")
+    # One unit has slices of several plans, or each has one slice.
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1 if what == "rules" else 1_200_000)
+    marks = {"barriers": {"kind": "kind", "types": ["stop"]}}
+    sources = {"a": {**UNPROVEN.get(what, {}), **marks}, "b": {"lag": "2s", "max_jump": "30s"}}
+    spec = spec_of(sources, windows=WINDOWS, name=f"p_{what}", barriers={"timeout": "5s"})
+    assert explain_other_rows(spec) is None
+    pair = Pair(spec, session, tmp_path)
+    run_to_end(pair, draw, 5)
+    assert pair.table("late")
+    assert pair.table("dead_letters")
+    assert len(pair.table("events")) > 20
+
+
+@pytest.mark.parametrize("what", [*UNPROVEN, "cast"])
+def test_tasks_agree_with_spark_sql(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Each row of each table, with the texts of dead letters, on both ways of Spark SQL."""
+    source = UNPROVEN.get(what, {})
+    spec = spec_of({"a": source, "b": source}, windows=WINDOWS, name=f"p_{what}")
+    found = []
+    for native in (True, False):
+        pair = Pair(spec, session, tmp_path / str(native), native=native)
+        with monkeypatch.context() as patched:
+            if native:
+                patched.delattr(mover, "survey_cut")
+            run_to_end(pair, random.Random(what), 3)
+        tables = {name: pair.table(name) for name in ("events", "late", "w")}
+        counters = [moved.counters for moved in pair.sides["spark"].moved]
+        found.append((tables, read_letters(pair), counters))
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_values_are_cast_and_judged_by_spark_sql(session: SparkSession, tmp_path: Path) -> None:
+    """Wherever DuckDB is not proven to cast as Spark SQL does, a bad value costs its row only."""
+    window = {**WINDOWS["w"], "keys": [], "aggregates": {"rows": "count(*)"}}
+    source = {"schema": ODD_SCHEMA, "lag": "0"}
+    pair = Pair(spec_of({"a": source}, windows={"w": window}), session, tmp_path)
+    unproven = [
+        rows
+        for kind, name, rows in list_odd_objects()
+        if not is_cast_proven(str(kind), ODD_SCHEMA[name], None)
+    ]
+    for rows in unproven:
+        pair.put("a", rows)
+    moved, _ = pair.run(0)
+    assert moved.counters.dead_lettered > 5
+    pair.run(SECOND, done=True)
+    (result,) = pair.table("w")
+    assert result["rows"] == sum(map(len, unproven)) - moved.counters.dead_lettered
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ({"on_bad": "fail"}, PoisonError, r'row 3 of inbox/a/.*no_event_time.*"n":8'),
+        (
+            {"rules": {"few": {"predicate": "abs(n) < 7", "severity": "fail"}}},
+            BrokenRuleError,
+            r'row 2 of inbox/a/.* breaks rule few .*"n":7',
+        ),
+    ],
+    ids=["value", "rule"],
+)
+def test_a_row_that_stops_the_epoch_is_named(
+    session: SparkSession, tmp_path: Path, source: dict[str, Any], error: type, said: str
+) -> None:
+    """The first one, with its text; rows that `where` leaves out stop nothing."""
+    own = {"where": "upper(k) = 'X'", **source}
+    pair = Pair(spec_of({"a": own}, windows=WINDOWS), session, tmp_path)
+    rows = [(0, "x", 1), (None, "y", 9), (1, "x", 7), (None, "x", 8), (None, "x", 9)]
+    pair.put("a", [{"t": t and t * SECOND, "k": k, "n": n} for t, k, n in rows])
+    with pytest.raises(error, match=said):
+        pair._survey("spark", cut_of(pair))
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+def test_an_expression_that_fails_ends_the_epoch(session: SparkSession, tmp_path: Path) -> None:
+    """The error is the one that Spark SQL has for it."""
+    source = {"select": {**SELECT, "n": "cast(10 div n as long)"}}
+    pair = Pair(spec_of({"a": source}, windows=WINDOWS), session, tmp_path)
+    pair.put("a", [{"t": SECOND, "k": "x", "n": n} for n in (1, 0)])
+    with pytest.raises(PoisonError, match="DIVIDE_BY_ZERO"):
+        pair._survey("spark", cut_of(pair))
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+def test_corrupt_objects_of_all_units_are_named(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No task fails: Spark would try it again."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    pair = Pair(spec_of(dict.fromkeys("abc", UNPROVEN["where"])), session, tmp_path)
+    for source in "abc":
+        pair.put(source, [{"t": SECOND, "k": "x", "v": 0.5}] * 100)
+    for source in "ac":
+        path = pair.store.local_path(f"inbox/{source}/0-00000.parquet")
+        assert path is not None
+        footer = pq.ParquetFile(path).metadata.serialized_size
+        whole = path.read_bytes()
+        path.write_bytes(b"\xff" * (len(whole) - footer - 8) + whole[-footer - 8 :])
+    with pytest.raises(CorruptObjectsError) as caught:
+        pair._survey("spark", cut_of(pair))
+    assert caught.value.keys == ("inbox/a/0-00000.parquet", "inbox/c/0-00000.parquet")
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+def test_rows_that_get_lost_between_the_tasks_end_the_epoch(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is counted against what was folded."""
+    pair = Pair(spec_of({"a": UNPROVEN["where"]}), session, tmp_path)
+    pair.put("a", [{"t": SECOND, "k": k} for k in "xyz"])
+
+    def lose_rows(*given: Any) -> Any:
+        return cast_to_declared(*given).where("k <> 'z'")
+
+    monkeypatch.setattr(expression_tasks, "cast_to_declared", lose_rows)
+    with pytest.raises(PoisonError, match="answers of tasks did not arrive"):
+        pair._survey("spark", cut_of(pair))
+
+
+def cut_of(pair: Pair) -> Cut:
+    """The cut over everything that waits."""
+    return Cut(tuple(pair._slice(m, done=False, blocked=False) for m in sorted(pair.waiting)))
