@@ -20,7 +20,7 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder
 from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import MemberSurvey, Survey
-from tidegate.jobs.rows.cut_division import divide_cut
+from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut
@@ -50,17 +50,17 @@ class TaskScans:
     """What tasks found in a cut, and did with its rows.
 
     Attributes:
-        frontier: against which the rows were judged.
-        late_bound: rows below it were late for the events.
-        answers: of the units, in the order of the cut.
+        order: what the rows were judged against.
+        units: what each task has read, in the order of the cut.
+        answers: of the units.
         sketches: source -> lateness sketch.
         kept: the rows for the events; None without an events table or rows.
     """
 
     cut: Cut
     survey: Survey
-    frontier: int
-    late_bound: int
+    order: ReadOrder
+    units: list[ReadUnit]
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
@@ -144,7 +144,7 @@ def survey_in_tasks(
         variables = build_settings_variable(spec)
         answers, kept = run_read_job(sessions, order, units, variables)
         try:
-            left = _check_answers(answers)
+            left = check_answers(answers)
         except TidegateError:
             _drop_rows(kept)
             raise
@@ -175,7 +175,7 @@ def survey_in_tasks(
         if buckets
     }
     survey = Survey(now=0, members=members)
-    return TaskScans(cut, survey, order.frontier, order.late_bound, answers, found, kept)
+    return TaskScans(cut, survey, order, units, answers, found, kept)
 
 
 def _make_read_order(
@@ -224,13 +224,13 @@ def describe_objects_in_tasks(
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
     """Refuse a decision for which the rows were judged by another frontier: a defect."""
-    judged = scans.frontier, scans.late_bound
+    judged = scans.order.frontier, scans.order.late_bound
     decided = order.decision.frontier_before, order.decision.late_bound
     if judged != decided:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 
 
-def _check_answers(answers: list[UnitAnswer]) -> str | None:
+def check_answers(answers: list[UnitAnswer]) -> str | None:
     """Return why Spark SQL has to read the cut, if it has to.
 
     Raises:
