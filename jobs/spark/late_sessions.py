@@ -15,37 +15,34 @@ from tidegate.jobs.rows.topic_reading import build_settings_variable
 from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, encode_table
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
-from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.rules.row_conditions import window_purged_sql
 from tidegate.jobs.spec.window_specs import WindowKind
 
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
 from .python_tasks import run_read_job
-from .session_windows import find_gone_parts
+from .session_windows import TaskItems
 from .task_epochs import TaskScans, check_answers
 
 
 def read_late_rows(
-    epoch: EpochContext, scans: TaskScans, partials: Mapping[str, pa.Table | None]
+    epoch: EpochContext, scans: TaskScans, windows: Mapping[str, TaskItems]
 ) -> TaskScans:
     """What tasks found, with the rows that are late because their session is purged.
-
-    `partials` are those of each window, of all units.
 
     Raises:
         TidegateError: an object has changed, or the store does not answer.
         PoisonError: DuckDB could not compute it.
     """
     spec, gone = epoch.spec, dict[str, pa.Table]()
-    for name, window in spec.windows.items():
-        items = partials[name]
-        if window.kind is WindowKind.SESSION and items is not None:
-            found = find_gone_parts(epoch, name, items)
+    for name, items in windows.items():
+        if spec.windows[name].kind is WindowKind.SESSION:
+            found = items.find_gone_parts()
             if found is not None:
                 gone[name] = found
     if not gone:
         return scans
-    places = [i for i, answer in enumerate(scans.answers) if _has_rows_of(spec, answer, gone)]
+    places = [i for i, answer in enumerate(scans.answers) if _has_rows_of(scans, answer, gone)]
     # The tasks of a job are numbered from 0.
     units = [replace(scans.units[place], number=number) for number, place in enumerate(places)]
     packed = {name: encode_table(parts) for name, parts in gone.items()}
@@ -60,14 +57,18 @@ def read_late_rows(
     return replace(scans, answers=answers)
 
 
-def _has_rows_of(spec: PipelineSpec, answer: UnitAnswer, gone: Mapping[str, pa.Table]) -> bool:
+def _has_rows_of(scans: TaskScans, answer: UnitAnswer, gone: Mapping[str, pa.Table]) -> bool:
     """Whether a unit has rows of one of the keys and parts."""
     for name, parts in gone.items():
         if name not in answer.partials:
             continue
+        aggregation = Aggregation(scans.order.spec, name)
         items = DuckFrame.from_table(decode_table(answer.partials[name]))
-        aggregation, frame = Aggregation(spec, name), DuckFrame.from_table(parts)
-        if select_rows_of_parts(items, aggregation, frame, ["_ws"]).limit(1).toArrow().num_rows:
+        # Few are.
+        purged = window_purged_sql(aggregation.window, "_we", scans.order.frontier)
+        frame = DuckFrame.from_table(parts)
+        found = select_rows_of_parts(items.where(purged), aggregation, frame, ["_ws"])
+        if found.limit(1).toArrow().num_rows:
             return True
     return False
 

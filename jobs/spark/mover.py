@@ -49,7 +49,7 @@ from .late_sessions import read_late_rows
 from .ordered_release import count_released_rows, release_rows
 from .python_tasks import start_workers
 from .reducer_tasks import SparkReducerRunner
-from .session_windows import process_items, process_sessions
+from .session_windows import TaskItems, process_sessions
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -239,13 +239,18 @@ class SparkMover:
         with self._report_errors(staged):
             epoch = self._make_empty_context(order, staged)
             partials = {name: scans.join_partials(name) for name in self._spec.windows}
-            scans = read_late_rows(epoch, scans, partials)
+            items = {
+                name: TaskItems.merge(epoch, name, partials[name])
+                for name, window in self._spec.windows.items()
+                if is_folded_by_parts(window)
+            }
+            scans = read_late_rows(epoch, scans, items)
             late = scans.sum_late_rows(self._spec)
             windows = {
-                name: process_items(epoch, name, partials[name])
-                if is_folded_by_parts(window)
+                name: items[name].process()
+                if name in items
                 else process_partials(epoch, name, partials[name])
-                for name, window in self._spec.windows.items()
+                for name in self._spec.windows
             }
             dead = scans.sum_dead_rows()
             released = (

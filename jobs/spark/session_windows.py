@@ -7,8 +7,10 @@ again whenever rows came, a session closed or a result may be due: what meets wh
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,43 +56,57 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     return _update_sessions(epoch, aggregation, items, epoch.staged.rows)
 
 
-def process_items(epoch: EpochContext, name: str, items: pa.Table | None) -> OutputFiles:
-    """As `process_sessions`, with the items that tasks have made of the rows.
+@dataclass(frozen=True)
+class TaskItems:
+    """The items of an epoch that tasks have made of its rows, one for each key and part.
 
-    They are merged in their order.
+    Attributes:
+        epoch: with the engine in which they are merged with the live sessions.
+        aggregation: of their window.
+        table: the items; None if the epoch has no rows.
     """
-    aggregation, rows = Aggregation(epoch.spec, name), 0
-    merged = None
-    if items is not None:
-        merged = merge_items(aggregation, items)
-        rows = merged.num_rows
-    epoch = choose_state_engine(epoch, name, rows, epoch.live_segments(f"window:{name}"))
-    frame = None if merged is None else epoch.to_frame(merged)
-    # Sums of doubles depend on it.
-    extra = {"division": DIVISION}
-    return _update_sessions(epoch, aggregation, frame, rows, extra)
 
+    epoch: EpochContext
+    aggregation: Aggregation
+    table: pa.Table | None
 
-def merge_items(aggregation: Aggregation, items: pa.Table) -> pa.Table:
-    """One item for each key and part, of the items of all units in the order of the cut."""
-    return merge_parts(DuckFrame.from_table(items), aggregation).toArrow()
+    @classmethod
+    def merge(cls, epoch: EpochContext, name: str, items: pa.Table | None) -> Self:
+        """Merge the items of all units in the order of the cut."""
+        aggregation, rows = Aggregation(epoch.spec, name), 0
+        if items is not None:
+            items = merge_parts(DuckFrame.from_table(items), aggregation).toArrow()
+            rows = items.num_rows
+        live = epoch.live_segments(f"window:{name}")
+        return cls(choose_state_engine(epoch, name, rows, live), aggregation, items)
 
+    def find_gone_parts(self) -> pa.Table | None:
+        """The keys and parts whose rows came after their session was purged; None without any."""
+        window, before = self.aggregation.window, self.epoch.decision.frontier_before
+        ends = [] if self.table is None else self.table["_we"]
+        # No session ends before the items in it.
+        if not len(ends) or not is_window_purged(window, pc.min(ends).as_py(), before):
+            return None
+        gone = collect_to_driver(_select_gone_parts(self.epoch, self.aggregation, self._placed))
+        return gone if gone.num_rows else None
 
-def find_gone_parts(epoch: EpochContext, name: str, items: pa.Table) -> pa.Table | None:
-    """The keys and parts whose rows came after their session was purged; None if there are none.
+    def process(self) -> OutputFiles:
+        """As `process_sessions`."""
+        rows = 0 if self.table is None else self.table.num_rows
+        placed = self._placed if "_placed" in vars(self) else None
+        # Sums of doubles depend on the division.
+        extra = {"division": DIVISION}
+        return _update_sessions(self.epoch, self.aggregation, self._items, rows, extra, placed)
 
-    `items` are those of all units.
-    """
-    aggregation, before = Aggregation(epoch.spec, name), epoch.decision.frontier_before
-    earliest = pc.min(items["_we"]).as_py()
-    # No session ends before the items in it.
-    if earliest is None or not is_window_purged(aggregation.window, earliest, before):
-        return None
-    merged = merge_items(aggregation, items)
-    live = epoch.live_segments(f"window:{name}")
-    epoch = choose_state_engine(epoch, name, merged.num_rows, live)
-    gone = collect_to_driver(_select_gone_parts(epoch, aggregation, epoch.to_frame(merged)))
-    return gone if gone.num_rows else None
+    @property
+    def _items(self) -> Frame | None:
+        return None if self.table is None else self.epoch.to_frame(self.table)
+
+    @cached_property
+    def _placed(self) -> Frame:
+        """As of `_place_items`, computed once."""
+        placed = _place_items(self.epoch, self.aggregation, self._items)
+        return self.epoch.to_frame(placed.toArrow()) if self.epoch.native else placed
 
 
 def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
@@ -100,7 +116,8 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
     """
     aggregation = Aggregation(epoch.spec, name)
     rows = select_part_rows(epoch.judged, aggregation)
-    gone = _select_gone_parts(epoch, aggregation, group_parts(rows, aggregation, {}))
+    placed = _place_items(epoch, aggregation, group_parts(rows, aggregation, {}))
+    gone = _select_gone_parts(epoch, aggregation, placed)
     return find_late_session_rows(epoch.judged, aggregation, gone)
 
 
@@ -110,10 +127,11 @@ def _update_sessions(
     items: Frame | None,
     rows: int,
     extra: JsonView = MappingProxyType({}),
+    placed: Frame | None = None,
 ) -> OutputFiles:
     """Merge the items of the epoch, of at most so many rows, with the live sessions.
 
-    Segments carry `extra`.
+    Segments carry `extra`; `placed` are the items as `_place_items` gives them, if it was asked.
     """
     window, after = aggregation.window, epoch.decision.frontier_after
     kind = f"window:{aggregation.name}"
@@ -125,9 +143,13 @@ def _update_sessions(
     if items is None and not closing and not (live and window.emit == "complete"):
         kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
         return OutputFiles(segments=kept)
-    merged = _merge_sessions(epoch, aggregation, items, live)
-    if merged is None:
+    if placed is None:
+        placed = _place_items(epoch, aggregation, items)
+    if placed is None:
         return OutputFiles()
+    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
+    types = get_column_types(placed if items is None else items)
+    merged = _merge_placed(epoch, aggregation, placed, types)
     size = rows + sum(ref.rows for ref in live)
     written = epoch.writer.write_segment(
         kind, epoch.collect_if_small(merged, size), "_we", {**aggregation.segment_extra, **extra}
@@ -140,15 +162,20 @@ def _update_sessions(
     return replace(shown, segments=tuple(standing), written=written)
 
 
-def _select_gone_parts(epoch: EpochContext, aggregation: Aggregation, items: Frame) -> Frame:
+def _select_gone_parts(epoch: EpochContext, aggregation: Aggregation, placed: Frame) -> Frame:
     """The keys and parts of the items whose session, with all that it meets, is purged."""
-    window, before = aggregation.window, epoch.decision.frontier_before
-    live = _select_live_sessions(
-        epoch, aggregation, epoch.live_segments(f"window:{aggregation.name}")
-    )
-    placed = _assign_islands(aggregation, _add_origin(items), live)
-    gone = placed.where(f"_row AND {window_purged_sql(window, '_until', before)}")
-    return gone.selectExpr(*aggregation.keys, "_part")
+    purged = window_purged_sql(aggregation.window, "_until", epoch.decision.frontier_before)
+    return placed.where(f"_row AND {purged}").selectExpr(*aggregation.keys, "_part")
+
+
+def _place_items(
+    epoch: EpochContext, aggregation: Aggregation, items: Frame | None
+) -> Frame | None:
+    """The items and the live sessions, as of `_assign_islands`; None if there are neither."""
+    live = epoch.live_segments(f"window:{aggregation.name}")
+    kept = _select_live_sessions(epoch, aggregation, live)
+    both = combine_frames(None if items is None else _add_origin(items), kept)
+    return None if both is None else _assign_islands(aggregation, both)
 
 
 def _add_origin(items: Frame) -> Frame:
@@ -174,10 +201,9 @@ def _select_live_sessions(
     )
 
 
-def _assign_islands(aggregation: Aggregation, *found: Frame | None) -> Frame:
+def _assign_islands(aggregation: Aggregation, items: Frame) -> Frame:
     """Number the session that each item ends up in (`_island`, its end `_until`)."""
-    items, window = combine_frames(*found), aggregation.window
-    assert items is not None  # noqa: S101 - the callers have rows or sessions
+    window = aggregation.window
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
     # Unique, because both passes must meet the items in one order: a row may have the bounds of a
     # live session.
@@ -192,22 +218,16 @@ def _assign_islands(aggregation: Aggregation, *found: Frame | None) -> Frame:
     return items.selectExpr("*", f"max(_we) OVER ({by_key}, _island) AS _until")
 
 
-def _merge_sessions(
-    epoch: EpochContext, aggregation: Aggregation, items: Frame | None, live: list[FileRef]
-) -> Frame | None:
-    """All live sessions after the items joined them, with what is due."""
+def _merge_placed(
+    epoch: EpochContext, aggregation: Aggregation, placed: Frame, types: dict[str, str]
+) -> Frame:
+    """All live sessions after the items joined them, with what is due.
+
+    States have these types.
+    """
     before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
     window = aggregation.window
-    fresh = None if items is None else _add_origin(items)
-    kept = _select_live_sessions(epoch, aggregation, live)
-    first = kept if fresh is None else fresh
-    if first is None:
-        return None
-    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
-    types = get_column_types(first)
-    placed = _assign_islands(aggregation, fresh, kept).where(
-        f"NOT ({window_purged_sql(window, '_until', before)})"
-    )
+    standing = placed.where(f"NOT ({window_purged_sql(window, '_until', before)})")
     marks = {
         "_ws": "min(_ws)",
         "_we": "max(_we)",
@@ -218,7 +238,7 @@ def _merge_sessions(
         "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _row), min(_opened))",
     }
     group = [*aggregation.keys, "_island"]
-    frame = group_rows(placed, group, {**marks, **aggregation.merges})
+    frame = group_rows(standing, group, {**marks, **aggregation.merges})
     frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
     due = {
         "each_epoch": "_changed",
