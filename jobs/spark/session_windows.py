@@ -10,7 +10,7 @@ them. ``_due`` marks those with a result in the epoch that wrote the segment.
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,7 +105,7 @@ class TaskItems:
     @cached_property
     def _placed(self) -> Frame:
         """As of `_place_items`, computed once."""
-        placed = _place_items(self.epoch, self.aggregation, self._items)
+        placed: Any = _place_items(self.epoch, self.aggregation, self._items)
         return self.epoch.to_frame(placed.toArrow()) if self.epoch.native else placed
 
 

@@ -58,16 +58,20 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
 
 
 def run_case(
-    session: SparkSession | None, folder: Path, seed: int, epochs: int, *, native: bool = True
+    session: SparkSession | None, folder: Path, seed: int, epochs: int, **more: Any
 ) -> Pair:
-    """One pipeline to the end of its members; each epoch is compared with the oracle."""
+    """One pipeline to the end of its members; each epoch is compared with the oracle.
+
+    `more` are fields of the spec, and `native` as in `Pair`.
+    """
     draw = random.Random(seed)
     lags = draw.choice([("0", "0"), ("2s", "5s"), ("10s", "0")])
     sources: dict[str, dict[str, Any]] = {
         name: {"lag": lag} for name, lag in zip("ab", lags, strict=True)
     }
-    off = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
-    pair = Pair(spec_of(sources, windows=draw_windows(draw), **off), session, folder, native=native)
+    native = more.pop("native", True)
+    own = {"release": {"mode": "pass_through"}, "outputs": {"events": False}, **more}
+    pair = Pair(spec_of(sources, windows=draw_windows(draw), **own), session, folder, native=native)
     around = draw.choice([0, -50])
     for epoch in range(epochs):
         for source in "ab":

@@ -25,7 +25,7 @@ SESSION = {
     "keys": ["k"],
     "aggregates": {"rows": "count(*)", "total": "sum(v)"},
 }
-OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
+OFF: dict[str, Any] = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
 
 
 @pytest.fixture
@@ -147,12 +147,13 @@ def test_a_row_at_the_bounds_of_a_live_session_joins_it(
 def test_sessions_of_spark_tasks_are_those_of_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """In real tasks; the items are merged by Spark SQL where they are many, on a cluster."""
+    """In real tasks, beside ordered events; the items are merged by Spark SQL where they are many, on a cluster."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
     if seed == 4:
         monkeypatch.setattr(mover, "runs_on_one_host", lambda _: False)
         monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
-    run_case(session, tmp_path, seed, epochs=4)
+    more = {"release": {"mode": "ordered", "on_late": "side_output"}, "outputs": {"events": True}}
+    run_case(session, tmp_path, seed, epochs=4, **more)
 
 
 @pytest.mark.spark
