@@ -8,7 +8,6 @@ from tidegate.jobs.rules.native_support import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
-from tidegate.jobs.spec.window_specs import WindowKind
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
@@ -34,9 +33,7 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
     for name, source in spec.sources.items():
         if (reason := _explain_source(source)) is not None:
             return f"source {name}: {reason}"
-    for name, window in spec.windows.items():
-        if window.kind is WindowKind.SESSION or window.fire_every is not None:
-            return f"window {name}: sessions and results before the end"
+    for name in spec.windows:
         if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
     return None

@@ -14,7 +14,7 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -32,8 +32,9 @@ from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, combine_frames
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame, combine_frames
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowKind
 
 from .attempt_files import store_task_rows
 from .cut_division import ReadUnit
@@ -62,6 +63,7 @@ from .late_rows import (
 )
 from .member_scan import MemberScan
 from .object_reading import make_part, open_part
+from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
 from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
     has_safe_times,
@@ -90,6 +92,8 @@ class ReadOrder:
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
         schemas: source -> schemas of its Protobuf messages, by number.
+        gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
+            some, late rows are written and nothing else.
     """
 
     spec: PipelineSpec
@@ -100,6 +104,7 @@ class ReadOrder:
     store: str
     most_bytes: int
     schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    gone: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -333,8 +338,10 @@ def _fill_answer(
         return None
     rows = pa.concat_tables(tables, promote_options="default")
     epoch = _judge_rows(answer, order, unit, rows)
-    _write_dead_letters(answer, order, unit, pa.concat_tables(judged), parts, epoch)
     _write_late_rows(answer, order, epoch)
+    if order.gone:
+        return None
+    _write_dead_letters(answer, order, unit, pa.concat_tables(judged), parts, epoch)
     _fold_rows(answer, order, epoch)
     if epoch.data is None or not order.spec.outputs.events:
         return None
@@ -368,15 +375,25 @@ def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.T
 def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
     if judged.data is not None:
         for name, window in order.spec.windows.items():
-            joining = assign_rows_to_windows(judged, window)
-            folded = Aggregation(order.spec, name).fold_rows(joining).toArrow()
-            answer.partials[name] = encode_table(folded)
+            aggregation = Aggregation(order.spec, name)
+            folded = (
+                fold_parts(judged, aggregation)
+                if is_folded_by_parts(window)
+                else aggregation.fold_rows(assign_rows_to_windows(judged, window))
+            )
+            answer.partials[name] = encode_table(folded.toArrow())
     if sum(map(len, answer.partials.values())) > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"
 
 
 def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
-    found = {name: find_late_rows(judged, name) for name in (EVENTS, *order.spec.windows)}
+    found = {EVENTS: find_late_rows(judged, EVENTS)}
+    for name, window in order.spec.windows.items():
+        found[name] = (
+            _find_late_session_rows(order, judged, name)
+            if window.kind is WindowKind.SESSION
+            else find_late_rows(judged, name)
+        )
     for output, rows in [(EVENTS, find_violations(judged)), *found.items()]:
         refused = find_refused_late_row(judged, rows, output)
         if refused is not None:
@@ -393,6 +410,12 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
         return
     time = order.spec.event_time_column
     answer.late_files = _write_table(answer, order, LATE, kept, time)
+
+
+def _find_late_session_rows(order: ReadOrder, judged: JudgedRows, name: str) -> Frame | None:
+    packed = order.gone.get(name)
+    gone = None if packed is None else DuckFrame.from_table(decode_table(packed))
+    return find_late_session_rows(judged, Aggregation(order.spec, name), gone)
 
 
 def _write_dead_letters(

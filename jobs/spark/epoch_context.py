@@ -244,6 +244,12 @@ class EpochContext:
         """
         return collect_to_driver(frame) if self.native or rows <= FETCH_ROWS else frame
 
+    def to_frame(self, table: pa.Table) -> Frame:
+        """Rows of the driver as a frame of the engine that state is in."""
+        if self.native:
+            return DuckFrame.from_table(table)
+        return arrow_to_frame(self.sessions.session_for(table.num_rows), table).coalesce(1)
+
     def load_segments(self, refs: list[FileRef], fresh: Iterable[Path] = ()) -> Frame | None:
         """State segments (and `fresh`, local files just written) as one frame; None without any."""
         files = {self.locate_segment(ref): ref.key for ref in refs} | dict.fromkeys(fresh)
@@ -251,13 +257,12 @@ class EpochContext:
         if not paths:
             return None
         if self.native:
-            return DuckFrame.from_table(self.read_segments(paths))
+            return self.to_frame(self.read_segments(paths))
         footers = [pq.read_metadata(path) for path in paths]
         rows = sum(footer.num_rows for footer in footers)
         # Few rows are read in the driver: a scan that opens every file in a task takes longer.
         if rows <= FETCH_ROWS:
-            table = self.read_segments(paths)
-            return arrow_to_frame(self.sessions.session_for(rows), table).coalesce(1)
+            return self.to_frame(self.read_segments(paths))
         # Segments from before and after a column was added; otherwise one footer is enough.
         differ = len({tuple(footer.schema.names) for footer in footers}) > 1
         return self.sessions.full.read.option("mergeSchema", str(differ).lower()).parquet(

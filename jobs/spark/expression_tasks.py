@@ -87,16 +87,17 @@ def run_expression_job(
     outlet = _Outlet(uuid4().hex, open_inbox(context))
     inbox: Any = outlet.inbox.value
     groups = _group_parts(order, units)
+    keeps = order.spec.outputs.events and not order.gone
     inbox.expect(outlet.job)
     try:
         pieces = _plan_pieces(sessions.full, order, units, groups, outlet).rdd
-        if order.spec.outputs.events:
+        if keeps:
             pieces.persist(StorageLevel.MEMORY_AND_DISK)
         pieces._jrdd.count()
     finally:
         # A task that ran twice has answered twice.
         found = dict(inbox.take(outlet.job))
-    kept = KeptRows(pieces, len(units)) if order.spec.outputs.events else None
+    kept = KeptRows(pieces, len(units)) if keeps else None
     answers = _join_answers(order, units, [one for own in groups.values() for one in own], found)
     return answers, kept
 
@@ -187,7 +188,8 @@ def _join_answers(
         answers.append(answer)
     if not is_complete:
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
+    job_name = "late" if order.gone else "read"
+    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
     return answers
 
 

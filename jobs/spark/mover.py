@@ -29,6 +29,7 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, Surveyed
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
+from tidegate.jobs.rows.session_folds import is_folded_by_parts
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
@@ -36,7 +37,6 @@ from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
-from tidegate.jobs.spec.window_specs import WindowKind
 from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 from .cut_reader import CutFrame, arrow_to_frame, open_cut
@@ -46,10 +46,11 @@ from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
+from .late_sessions import read_late_rows
 from .ordered_release import count_released_rows, release_rows
 from .python_tasks import start_workers
 from .reducer_tasks import SparkReducerRunner
-from .session_windows import process_sessions
+from .session_windows import TaskItems, process_sessions
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -250,12 +251,21 @@ class SparkMover:
         """Merge and write what tasks have made of the rows."""
         assert self._cut_folder is not None  # noqa: S101 - `survey` has made it
         require_frontier(self._spec.name, scans, order)
-        late = scans.sum_late_rows(self._spec)
         staged = CutFrame(order.cut, (), lambda: None, 0, self._cut_folder)
         with self._report_errors(staged):
             epoch = self._make_empty_context(order, staged)
+            partials = {name: scans.join_partials(name) for name in self._spec.windows}
+            items = {
+                name: TaskItems.merge(epoch, name, partials[name])
+                for name, window in self._spec.windows.items()
+                if is_folded_by_parts(window)
+            }
+            scans = read_late_rows(epoch, scans, items)
+            late = scans.sum_late_rows(self._spec)
             windows = {
-                name: process_partials(epoch, name, scans.join_partials(name))
+                name: items[name].process()
+                if name in items
+                else process_partials(epoch, name, partials[name])
                 for name in self._spec.windows
             }
             dead = scans.sum_dead_rows()
@@ -385,11 +395,10 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:
-    window = epoch.spec.windows[name]
-    merging = (
-        window.kind is WindowKind.SESSION or window.fire_every is not None
-    )  # beside edges the spec refuses both
-    return process_sessions(epoch, name) if merging else process_window(epoch, name, edges)
+    # Beside edges the spec refuses these.
+    if is_folded_by_parts(epoch.spec.windows[name]):
+        return process_sessions(epoch, name)
+    return process_window(epoch, name, edges)
 
 
 def _open_kafka_stager(

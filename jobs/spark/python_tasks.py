@@ -89,7 +89,7 @@ def run_read_job(
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_read_units, order, job, inbox)
     )
-    keeps = order.spec.outputs.events
+    keeps = order.spec.outputs.events and not order.gone
     if keeps:
         pieces.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -104,7 +104,8 @@ def run_read_job(
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
     answers = [found[unit.number][0] for unit in units]
     tasks = [describe_task(*found[unit.number]) for unit in units]
-    _log.info("tasks_finished", job="read", slot=order.folders.attempt.slot, tasks=tasks)
+    job_name = "late" if order.gone else "read"
+    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
     return answers, kept
 
 

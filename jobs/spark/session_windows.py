@@ -7,24 +7,43 @@ again whenever rows came, a session closed or a result may be due: what meets wh
 them. ``_due`` marks those with a result in the epoch that wrote the segment.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.rows.judged_rows import adjust_late_rows, assign_rows_to_windows
+from tidegate.jobs.rows.cut_division import DIVISION
+from tidegate.jobs.rows.session_folds import (
+    find_late_session_rows,
+    fold_parts,
+    group_parts,
+    merge_parts,
+    select_part_rows,
+)
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, combine_frames, get_column_types, group_rows
+from tidegate.jobs.rules.duck_frame import (
+    DuckFrame,
+    Frame,
+    combine_frames,
+    get_column_types,
+    group_rows,
+)
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
     is_window_closed,
-    quote_name,
+    is_window_purged,
     window_purged_sql,
 )
-from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MIN
 
-from .epoch_context import EpochContext, OutputFiles
-from .tumbling_sliding_windows import is_window_segment_purged
+from .epoch_context import EpochContext, OutputFiles, collect_to_driver
+from .tumbling_sliding_windows import choose_state_engine, is_window_segment_purged
 
 _BOUNDS_TYPE = "array<struct<s:bigint,e:bigint>>"
 _BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"
@@ -32,26 +51,108 @@ _BOUNDS_SQL = "named_struct('s', _ws, 'e', _we)"
 
 def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     """Fold the epoch's rows into the sessions and write the results that are due."""
-    kind, window, after = (
-        f"window:{name}",
-        epoch.spec.windows[name],
-        epoch.decision.frontier_after,
-    )
+    aggregation = Aggregation(epoch.spec, name)
+    items = None if epoch.data is None else fold_parts(epoch.judged, aggregation)
+    return _update_sessions(epoch, aggregation, items, epoch.staged.rows)
+
+
+@dataclass(frozen=True)
+class TaskItems:
+    """The items of an epoch that tasks have made of its rows, one for each key and part.
+
+    Attributes:
+        epoch: with the engine in which they are merged with the live sessions.
+        aggregation: of their window.
+        table: the items; None if the epoch has no rows.
+    """
+
+    epoch: EpochContext
+    aggregation: Aggregation
+    table: pa.Table | None
+
+    @classmethod
+    def merge(cls, epoch: EpochContext, name: str, items: pa.Table | None) -> Self:
+        """Merge the items of all units in the order of the cut."""
+        aggregation, rows = Aggregation(epoch.spec, name), 0
+        if items is not None:
+            items = merge_parts(DuckFrame.from_table(items), aggregation).toArrow()
+            rows = items.num_rows
+        live = epoch.live_segments(f"window:{name}")
+        return cls(choose_state_engine(epoch, name, rows, live), aggregation, items)
+
+    def find_gone_parts(self) -> pa.Table | None:
+        """The keys and parts whose rows came after their session was purged; None without any."""
+        window, before = self.aggregation.window, self.epoch.decision.frontier_before
+        ends = [] if self.table is None else self.table["_we"]
+        # No session ends before the items in it.
+        if not len(ends) or not is_window_purged(window, pc.min(ends).as_py(), before):
+            return None
+        gone = collect_to_driver(_select_gone_parts(self.epoch, self.aggregation, self._placed))
+        return gone if gone.num_rows else None
+
+    def process(self) -> OutputFiles:
+        """As `process_sessions`."""
+        rows = 0 if self.table is None else self.table.num_rows
+        placed = self._placed if "_placed" in vars(self) else None
+        # Sums of doubles depend on the division.
+        extra = {"division": DIVISION}
+        return _update_sessions(self.epoch, self.aggregation, self._items, rows, extra, placed)
+
+    @property
+    def _items(self) -> Frame | None:
+        return None if self.table is None else self.epoch.to_frame(self.table)
+
+    @cached_property
+    def _placed(self) -> Frame:
+        """As of `_place_items`, computed once."""
+        placed: Any = _place_items(self.epoch, self.aggregation, self._items)
+        return self.epoch.to_frame(placed.toArrow()) if self.epoch.native else placed
+
+
+def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
+    """Rows that are late alone, or whose session, with all that it meets, is purged already.
+
+    Without those of the first kind that ``on_late: adjust`` moves. The epoch must have rows.
+    """
+    aggregation = Aggregation(epoch.spec, name)
+    rows = select_part_rows(epoch.judged, aggregation)
+    placed = _place_items(epoch, aggregation, group_parts(rows, aggregation, {}))
+    gone = _select_gone_parts(epoch, aggregation, placed)
+    return find_late_session_rows(epoch.judged, aggregation, gone)
+
+
+def _update_sessions(
+    epoch: EpochContext,
+    aggregation: Aggregation,
+    items: Frame | None,
+    rows: int,
+    extra: JsonView = MappingProxyType({}),
+    placed: Frame | None = None,
+) -> OutputFiles:
+    """Merge the items of the epoch, of at most so many rows, with the live sessions.
+
+    Segments carry `extra`; `placed` are the items as `_place_items` gives them, if it was asked.
+    """
+    window, after = aggregation.window, epoch.decision.frontier_after
+    kind = f"window:{aggregation.name}"
     live = epoch.live_segments(kind)
     closing = any(
         ref.min_time is not None and is_window_closed(window, ref.min_time, after) for ref in live
     ) or _passes_early_firing(epoch, window)
     # No row, no session that closes, none that is shown in every epoch: the segment stays.
-    if epoch.data is None and not closing and not (live and window.emit == "complete"):
+    if items is None and not closing and not (live and window.emit == "complete"):
         kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
         return OutputFiles(segments=kept)
-    aggregation = Aggregation(epoch.spec, name)
-    merged = _merge_sessions(epoch, aggregation, live)
-    if merged is None:
+    if placed is None:
+        placed = _place_items(epoch, aggregation, items)
+    if placed is None:
         return OutputFiles()
-    size = epoch.staged.rows + sum(ref.rows for ref in live)
+    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
+    types = get_column_types(placed if items is None else items)
+    merged = _merge_placed(epoch, aggregation, placed, types)
+    size = rows + sum(ref.rows for ref in live)
     written = epoch.writer.write_segment(
-        kind, epoch.collect_if_small(merged, size), "_we", aggregation.segment_extra
+        kind, epoch.collect_if_small(merged, size), "_we", {**aggregation.segment_extra, **extra}
     )
     due = epoch.load_segments([], written.paths)
     shown = OutputFiles()
@@ -61,80 +162,24 @@ def process_sessions(epoch: EpochContext, name: str) -> OutputFiles:
     return replace(shown, segments=tuple(standing), written=written)
 
 
-def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
-    """Rows that are late alone, or whose session, with all that it meets, is purged already.
-
-    Without those of the first kind that ``on_late: adjust`` moves. The epoch must have rows.
-    """
-    window, before = epoch.spec.windows[name], epoch.decision.frontier_before
-    aggregation = Aggregation(epoch.spec, name)
-    place = [*(quote_name(c) for c in epoch.spec.columns), "_source", "_partition", "_seq", "_et"]
-    rows = _select_rows(epoch, aggregation)
-    part = [*aggregation.keys, "_part"]
-    live = _select_live_sessions(epoch, aggregation, epoch.live_segments(f"window:{name}"))
-    items = _assign_islands(aggregation, _group_parts(rows, aggregation, {}), live)
-    gone = items.where(f"_row AND {window_purged_sql(window, '_until', before)}")
-    # The session of a row ends no earlier than the row's own gap, so few rows are looked at.
-    own = rows.where(window_purged_sql(window, "_we", before))
-    both = own.selectExpr(*place, *part, "false AS _late").unionByName(
-        gone.selectExpr(*part, "true AS _late"), allowMissingColumns=True
-    )
-    marked = both.selectExpr("*", f"max(_late) OVER (PARTITION BY {', '.join(part)}) AS _gone")
-    late = marked.where("_gone AND NOT _late").selectExpr(*place)
-    alone = _late_alone_sql(window, before)
-    if alone == "false" or epoch.data is None:
-        return late
-    stays = f"_end <= {before}L" if window.on_late is LatePolicy.ADJUST else "true"
-    return late.unionByName(epoch.data.where(f"{alone} AND {stays}").selectExpr(*place))
+def _select_gone_parts(epoch: EpochContext, aggregation: Aggregation, placed: Frame) -> Frame:
+    """The keys and parts of the items whose session, with all that it meets, is purged."""
+    purged = window_purged_sql(aggregation.window, "_until", epoch.decision.frontier_before)
+    return placed.where(f"_row AND {purged}").selectExpr(*aggregation.keys, "_part")
 
 
-def _late_alone_sql(window: WindowSpec, before: int) -> str:
-    """Rows judged before they meet other sessions."""
-    # Rows of other windows are judged by these.
-    if window.kind is not WindowKind.SESSION or before == TICK_MIN or window.lateness is None:
-        return "false"
-    if window.session_late == "event":
-        return f"_et < {before - window.lateness}L"
-    return (
-        window_purged_sql(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et")
-        if window.session_late == "own"
-        else "false"
-    )
+def _place_items(
+    epoch: EpochContext, aggregation: Aggregation, items: Frame | None
+) -> Frame | None:
+    """The items and the live sessions, as of `_assign_islands`; None if there are neither."""
+    live = epoch.live_segments(f"window:{aggregation.name}")
+    kept = _select_live_sessions(epoch, aggregation, live)
+    both = combine_frames(None if items is None else _add_origin(items), kept)
+    return None if both is None else _assign_islands(aggregation, both)
 
 
-def _select_rows(epoch: EpochContext, aggregation: Aggregation) -> Frame:
-    """The epoch's rows with the bounds of a session of their own, and `_part`.
-
-    Rows of a key and a part are in the same session for certain.
-    """
-    assert epoch.data is not None  # noqa: S101 - called with rows only
-    window, before, frame = aggregation.window, epoch.decision.frontier_before, epoch.data
-    alone = _late_alone_sql(window, before)
-    if alone != "false" and window.on_late is LatePolicy.ADJUST:
-        frame = adjust_late_rows(frame, epoch.spec, alone, f"{before}L")
-    elif alone != "false":
-        frame = frame.where(f"NOT ({alone})")
-    if window.kind is not WindowKind.SESSION:
-        return assign_rows_to_windows(epoch.judged, window).selectExpr(
-            "*", *aggregation.key_columns, "_ws AS _part"
-        )
-    gap = window.gap or 0
-    bounds = f"_end + {gap - 1}L AS _we", f"{number_parts_sql(max(gap, 1))} AS _part"
-    return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", *bounds)
-
-
-def number_parts_sql(gap: int) -> str:
-    """Which part of time, as long as the gap, a row is in: rows of a part are in one session.
-
-    The division rounds down, and no step of it leaves the range of ticks.
-    """
-    return f"IF(_et < 0L, -1L - (-1L - _et) div {gap}L, _et div {gap}L)"
-
-
-def _group_parts(rows: Frame, aggregation: Aggregation, states: dict[str, str]) -> Frame:
-    """The rows of each part as one item: far fewer to sort than rows."""
-    bounds = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
-    items = group_rows(rows, [*aggregation.keys, "_part"], {**bounds, **states})
+def _add_origin(items: Frame) -> Frame:
+    """Items as what they are beside live sessions."""
     # Revision -1: never shown. To show a session adds one.
     own = "true AS _row", "-1 AS _rev", f"CAST(NULL AS {_BOUNDS_TYPE}) AS _standing"
     return items.selectExpr("*", *own)
@@ -156,12 +201,13 @@ def _select_live_sessions(
     )
 
 
-def _assign_islands(aggregation: Aggregation, *found: Frame | None) -> Frame:
+def _assign_islands(aggregation: Aggregation, items: Frame) -> Frame:
     """Number the session that each item ends up in (`_island`, its end `_until`)."""
-    items, window = combine_frames(*found), aggregation.window
-    assert items is not None  # noqa: S101 - the callers have rows or sessions
+    window = aggregation.window
     by_key = f"PARTITION BY {', '.join(aggregation.keys)}" if aggregation.keys else "PARTITION BY 1"
-    order = f"{by_key} ORDER BY _ws, _we ROWS BETWEEN UNBOUNDED PRECEDING AND"
+    # Unique, because both passes must meet the items in one order: a row may have the bounds of a
+    # live session.
+    order = f"{by_key} ORDER BY _ws, _we, _row ROWS BETWEEN UNBOUNDED PRECEDING AND"
     if window.kind is not WindowKind.SESSION:
         return items.selectExpr("*", "_ws AS _island", "_we AS _until")
     # A session begins where an item starts behind the greatest end of all items before it.
@@ -172,25 +218,16 @@ def _assign_islands(aggregation: Aggregation, *found: Frame | None) -> Frame:
     return items.selectExpr("*", f"max(_we) OVER ({by_key}, _island) AS _until")
 
 
-def _merge_sessions(
-    epoch: EpochContext, aggregation: Aggregation, live: list[FileRef]
-) -> Frame | None:
-    """All live sessions after the epoch's rows joined them, with what is due."""
+def _merge_placed(
+    epoch: EpochContext, aggregation: Aggregation, placed: Frame, types: dict[str, str]
+) -> Frame:
+    """All live sessions after the items joined them, with what is due.
+
+    States have these types.
+    """
     before, after = epoch.decision.frontier_before, epoch.decision.frontier_after
     window = aggregation.window
-    fresh = None
-    if epoch.data is not None:
-        rows = _select_rows(epoch, aggregation)
-        fresh = _group_parts(rows, aggregation, aggregation.partials)
-    kept = _select_live_sessions(epoch, aggregation, live)
-    first = kept if fresh is None else fresh
-    if first is None:
-        return None
-    # Spark widens a decimal with every sum; the state keeps the type of the first partial.
-    types = get_column_types(first)
-    items = _assign_islands(aggregation, fresh, kept).where(
-        f"NOT ({window_purged_sql(window, '_until', before)})"
-    )
+    standing = placed.where(f"NOT ({window_purged_sql(window, '_until', before)})")
     marks = {
         "_ws": "min(_ws)",
         "_we": "max(_we)",
@@ -201,7 +238,7 @@ def _merge_sessions(
         "_opened": "coalesce(min(_opened) FILTER (WHERE NOT _row), min(_opened))",
     }
     group = [*aggregation.keys, "_island"]
-    frame = group_rows(items, group, {**marks, **aggregation.merges})
+    frame = group_rows(standing, group, {**marks, **aggregation.merges})
     frame = frame.selectExpr(*aggregation.keys, *marks, *aggregation.cast_states(types))
     due = {
         "each_epoch": "_changed",

@@ -56,7 +56,9 @@ class TaskScans:
 
     Attributes:
         mark: against which the rows were judged.
-        answers: of the units, in the order of the cut.
+        order: of the tasks.
+        units: what each task has read, in the order of the cut.
+        answers: of the units.
         sketches: source -> lateness sketch.
         kept: the rows for the events; None without an events table or rows.
     """
@@ -64,6 +66,8 @@ class TaskScans:
     cut: Cut
     survey: Survey
     mark: LateMark
+    order: ReadOrder
+    units: list[ReadUnit]
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
@@ -152,7 +156,7 @@ def survey_in_tasks(
                 _drop_rows(kept)
                 order = replace(order, schemas=read_schemas(spec))
                 answers, kept = read_units(sessions, spec, order, units)
-            left = _check_answers(answers)
+            left = check_answers(answers)
         except TidegateError:
             _drop_rows(kept)
             raise
@@ -183,7 +187,7 @@ def survey_in_tasks(
         if buckets
     }
     survey = Survey(now=0, members=members)
-    return TaskScans(cut, survey, mark, answers, found, kept)
+    return TaskScans(cut, survey, mark, order, units, answers, found, kept)
 
 
 def read_units(
@@ -262,7 +266,7 @@ def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 
 
-def _check_answers(answers: list[UnitAnswer]) -> str | None:
+def check_answers(answers: list[UnitAnswer]) -> str | None:
     """Return why Spark SQL has to read the cut, if it has to.
 
     Raises:

@@ -92,7 +92,7 @@ def _update_window(
     kind = f"window:{name}"
     live = [ref for ref in epoch.live_segments(kind) if not holds_gaps(ref)]
     gaps: tuple[FileRef, ...] = tuple(ref for ref in epoch.live_segments(kind) if holds_gaps(ref))
-    epoch = _choose_state_engine(epoch, name, live, written)
+    epoch = choose_state_engine(epoch, name, written.rows, live)
     if window.zero_rows:
         zero, gaps = fill_gaps(epoch, aggregation, live, list(gaps), written)
         written += zero
@@ -113,11 +113,14 @@ def _update_window(
     return replace(results, segments=(*merged, *gaps), written=written)
 
 
-def _choose_state_engine(
-    epoch: EpochContext, name: str, live: list[FileRef], fresh: WrittenFiles
+def choose_state_engine(
+    epoch: EpochContext, name: str, fresh: int, live: list[FileRef]
 ) -> EpochContext:
-    """Few partial rows are merged in the driver, also those that Spark made: a job takes longer."""
-    rows = sum(ref.rows for ref in (*live, *fresh.refs))
+    """Few partial rows are merged in the driver, also those that Spark made: a job takes longer.
+
+    They are so many `fresh` ones, and those of the `live` segments.
+    """
+    rows = fresh + sum(ref.rows for ref in live)
     here = rows <= MERGE_ROWS and explain_spark_window(epoch.spec, name) is None
     return replace(epoch, native=True) if here else epoch
 

@@ -19,7 +19,7 @@ LARGEST_TASK: Final = 4 * UNIT_BYTES
 UNSEEN_SECONDS: Final = 2.0
 """Processor time of a run that may be of processes which ended between two looks."""
 READ_JOB: Final = "read"
-INPUT_JOBS: Final = (READ_JOB, "inspect")
+INPUT_JOBS: Final = (READ_JOB, "late", "inspect")
 """Jobs whose tasks say how much of the input they have read; of others it is what they wrote."""
 _WITHOUT_ROWS: Final = frozenset({"task", "executor", "daemon"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -21,6 +21,7 @@ from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import slice_scan
 from tidegate.jobs.rows.column_casts import cast_to_declared
+from tidegate.jobs.rows.session_folds import number_parts_sql
 from tidegate.jobs.rows.slice_reading import add_positions
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import mover
@@ -28,7 +29,6 @@ from tidegate.jobs.spark.edge_events import EpochEdges
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
 from tidegate.jobs.spark.late_and_dead_rows import CountedRows
 from tidegate.jobs.spark.ordered_release import ReleasedRows
-from tidegate.jobs.spark.session_windows import number_parts_sql
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 CASES = int(os.environ.get("TIDEGATE_SOAK", "6"))
@@ -48,9 +48,6 @@ AGGREGATES = {
     "all_of": "collect(n)",
 }
 
-GLOM = {"glom": {"dt": "1s"}}
-"""Built events keep the rows in the driver."""
-
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +57,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(mover, "open_session", refuse)
+    monkeypatch.setattr(mover, "explain_other_rows", lambda *_: "the driver is tested")
     monkeypatch.setattr(mover, "ENGINE_ERRORS", ())
 
 
@@ -182,7 +180,7 @@ def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: i
 def test_a_wrong_byte_of_state_is_noticed(tmp_path: Path, kind: str) -> None:
     """Wherever it is in the segment; Parquet alone reads most of them as another value."""
     window = {"kind": "tumbling", "size": "50s", "keys": ["k"], "aggregates": AGGREGATES}
-    pair = Pair(spec_of(windows={"w": window}, release=GLOM), None, tmp_path)
+    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
     for source in "ab":
         pair.put(source, rows_of(random.Random(1), 0))
     pair.run(0)
@@ -258,7 +256,7 @@ def test_surveys_agree_on_what_violations_leave(tmp_path: Path, on_violation: st
         "barriers": {"kind": "kind", "types": ["stop"], "punctuation": "p"},
         "punctuation": {"explicit": True, "on_violation": on_violation},
     }
-    pair = Pair(spec_of({"a": source}, release=GLOM), None, tmp_path)
+    pair = Pair(spec_of({"a": source}), None, tmp_path)
     for epoch in range(12):
         rows = []
         for _ in range(draw.randint(1, 4)):

@@ -321,7 +321,8 @@ def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
                 return answers[::-1], None
 
             monkeypatch.setattr(task_epochs, "run_read_job", run_here)
-        pair = Pair(spec_with({"w": WINDOW}), session, tmp_path / folder)
+        visits = {**WINDOW, "kind": "session", "size": None, "gap": "1s"}
+        pair = Pair(spec_with({"w": WINDOW, "s": visits}), session, tmp_path / folder)
         draw = random.Random(1)
         for source in "ab":
             for partition in "012":
@@ -336,9 +337,9 @@ def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
                 pair.put(source, rows, partition)
         pair.run(0)
         pair.run(SECOND, done=True)
-        found.append(pair.table("w"))
+        found.append([pair.table("w"), pair.table("s")])
     assert found[0] == found[1]
-    assert len(found[0]) == 12
+    assert [len(rows) for rows in found[0]] == [12, 3]
 
 
 def test_late_rows_under_error_name_the_first_one(session: SparkSession, tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""Rows that came after their session was purged, in epochs whose rows are read by tasks.
+
+Whether a session is purged depends on rows of other units and on live sessions, so the driver finds
+that out from items. In most epochs there is no such row. If there is one, tasks read its unit again
+and write the late rows of the unit, those of all outputs, so that each row is counted once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tidegate.jobs.rows.session_folds import select_rows_of_parts
+from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, encode_table
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.rules.row_conditions import window_purged_sql
+from tidegate.jobs.spec.window_specs import WindowKind
+
+from .epoch_context import EpochContext
+from .errors import SPARK_FAILED
+from .session_windows import TaskItems
+from .task_epochs import TaskScans, check_answers, read_units
+
+
+def read_late_rows(
+    epoch: EpochContext, scans: TaskScans, windows: Mapping[str, TaskItems]
+) -> TaskScans:
+    """What tasks found, with the rows that are late because their session is purged.
+
+    Raises:
+        TidegateError: an object has changed, or the store does not answer.
+        PoisonError: DuckDB could not compute it.
+    """
+    spec, gone = epoch.spec, dict[str, pa.Table]()
+    for name, items in windows.items():
+        if spec.windows[name].kind is WindowKind.SESSION:
+            found = items.find_gone_parts()
+            if found is not None:
+                gone[name] = found
+    if not gone:
+        return scans
+    places = [i for i, answer in enumerate(scans.answers) if _has_rows_of(scans, answer, gone)]
+    # The tasks of a job are numbered from 0.
+    units = [replace(scans.units[place], number=number) for number, place in enumerate(places)]
+    packed = {name: encode_table(parts) for name, parts in gone.items()}
+    order = replace(scans.order, gone=packed)
+    again, _ = read_units(epoch.sessions, spec, order, units)
+    left = check_answers(again)
+    if left is not None:
+        raise SPARK_FAILED(pipeline=spec.name, cause=left)
+    answers = list(scans.answers)
+    for place, answer in zip(places, again, strict=True):
+        answers[place] = _replace_late_rows(answers[place], answer)
+    return replace(scans, answers=answers)
+
+
+def _has_rows_of(scans: TaskScans, answer: UnitAnswer, gone: Mapping[str, pa.Table]) -> bool:
+    """Whether a unit has rows of one of the keys and parts."""
+    for name, parts in gone.items():
+        if name not in answer.partials:
+            continue
+        aggregation = Aggregation(scans.order.spec, name)
+        items = DuckFrame.from_table(decode_table(answer.partials[name]))
+        # Few are.
+        purged = window_purged_sql(aggregation.window, "_we", scans.order.frontier)
+        frame = DuckFrame.from_table(parts)
+        found = select_rows_of_parts(items.where(purged), aggregation, frame, ["_ws"])
+        if found.limit(1).toArrow().num_rows:
+            return True
+    return False
+
+
+def _replace_late_rows(answer: UnitAnswer, again: UnitAnswer) -> UnitAnswer:
+    return replace(
+        answer,
+        late_files=again.late_files,
+        late=again.late,
+        late_counts=again.late_counts,
+        late_refused=again.late_refused,
+    )
