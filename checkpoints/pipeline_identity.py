@@ -191,10 +191,14 @@ def _read_start_ticks(pid: int) -> int | None:
 def read_process_stat(pid: int) -> tuple[str, int]:
     """Return the state of a process, a letter, and its start in clock ticks since boot.
 
+    It is a zombie, ``Z``, when its last thread has ended. A killed process whose first thread has
+    ended may hold files and ports for a moment longer, and is said to run.
+
     Raises:
         OSError: there is no such process, or no /proc.
     """
     text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     # The second field is the command in parentheses, which may itself contain parentheses.
     fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[19])
+    state, threads, start_ticks = fields[0], int(fields[17]), int(fields[19])
+    return "R" if state == "Z" and threads > 1 else state, start_ticks

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.infra.local_processes import (
     ProcessId,
     find_processes_with,
+    is_port_free,
     is_process_alive,
     kill_processes,
     read_start_ticks,
@@ -102,6 +104,33 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     _until(lambda: read_start_ticks(pid) is None)
     assert Path(f"/proc/{pid}/stat").exists()
     os.waitpid(pid, 0)
+
+
+# Its first thread has ended, and another one goes on and holds a port.
+_LEFT_BY_ITS_LEADER = """
+import ctypes, socket, sys, threading
+server = socket.create_server(("127.0.0.1", 0))
+open(sys.argv[1], "w").write(str(server.getsockname()[1]))
+threading.Thread(target=threading.Event().wait).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_runs_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    """After `kill_processes` what it listened on is free."""
+    note = tmp_path / "port"
+    command = [sys.executable, "-c", _LEFT_BY_ITS_LEADER, str(note)]
+    mark = spawn_process(command, log=tmp_path / "log")
+    try:
+        stat = Path(f"/proc/{mark.pid}/stat")
+        _until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z")
+        assert is_process_alive(mark)
+        assert not ProcessIdentity.of_process(mark.pid).is_proven_dead()
+        assert not is_port_free(int(note.read_text()))
+    finally:
+        kill_processes([mark])
+    assert not is_process_alive(mark)
+    assert is_port_free(int(note.read_text()))
 
 
 def test_finds_descendants_by_their_environment(tmp_path: Path) -> None:
