@@ -40,10 +40,14 @@ def suspend_without_lock(process: psutil.Process) -> None:
     """Stop a process at a moment at which it has no file locked.
 
     Whoever needs the lock of a local store would wait for it until the process goes on.
+
+    Raises:
+        AssertionError: the process ended.
     """
     while True:
         process.suspend()
-        while process.status() != psutil.STATUS_STOPPED:
+        while (status := process.status()) != psutil.STATUS_STOPPED:
+            assert status != psutil.STATUS_ZOMBIE, f"process {process.pid} has ended"
             time.sleep(0.001)
         if process.pid not in _list_lock_owners():
             return

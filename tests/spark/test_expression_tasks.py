@@ -19,7 +19,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.spark import expression_tasks, mover, task_epochs
+from tidegate.jobs.spark import expression_tasks, late_sessions, mover, task_epochs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,6 +138,33 @@ def test_tasks_agree_with_spark_sql(
         counters = [moved.counters for moved in pair.sides["spark"].moved]
         found.append((tables, read_letters(pair), counters))
     assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("_only_expression_tasks")
+def test_rows_of_purged_sessions_are_evaluated_again(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second job of late sessions reads the same rows as the first one did."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    read_again, run_job = [], task_epochs.read_units
+
+    def read_units(*given: Any) -> Any:
+        read_again.append(given)
+        return run_job(*given)
+
+    monkeypatch.setattr(late_sessions, "read_units", read_units)
+    window = {**WINDOWS["w"], "kind": "session", "gap": "2s", "session_late": "merged"}
+    del window["size"]
+    source = UNPROVEN["select"]
+    pair = Pair(spec_of({"a": source, "b": source}, windows={"s": window}), session, tmp_path)
+    for epoch, times in enumerate([(100,), (50, 99, 40)]):
+        for name in "ab":
+            rows = [{"t": t * SECOND, "k": "x", "n": -1, "v": 0.1} for t in times]
+            pair.put(name, rows if name == "a" or not epoch else rows[1:2])
+        pair.run(epoch * SECOND)
+    assert len(read_again) == 1
+    late = [row for row in pair.table("late") if row["output"] == "s"]
+    assert [(row["k"], row["n"]) for row in late] == [("X", 1), ("X", 1)]
 
 
 @pytest.mark.usefixtures("only_tasks")
