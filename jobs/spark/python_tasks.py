@@ -333,3 +333,23 @@ def prepare_worker() -> None:
     pa.set_cpu_count(1)  # a task has one core
     gc.collect()
     gc.freeze()  # PySpark collects garbage after each task
+    daemon: Any = sys.modules["__main__"]
+    if hasattr(daemon, "manager"):  # of `pyspark.daemon`, which calls `worker` for each task
+        daemon.worker = end_with_jvm(daemon.worker)
+
+
+def end_with_jvm(run_worker: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
+    """Let a worker end without a word where the JVM it would answer to has gone.
+
+    PySpark shows a traceback of a broken pipe in the driver's log, if a worker that waits for a
+    task sees the end of the JVM before it is told to end.
+    """
+
+    def run_quietly(sock: Any, authenticated: bool) -> int:
+        """Return the exit code of a task, 1 without a JVM."""
+        try:
+            return run_worker(sock, authenticated)
+        except BrokenPipeError:
+            return 1
+
+    return run_quietly

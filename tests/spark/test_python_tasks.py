@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -537,3 +540,38 @@ def test_a_cluster_without_tidegate_keeps_spark_sql(
     with monkeypatch.context() as patched:
         patched.setattr(mover, "survey_in_tasks", None)
         pair.run(0)
+
+
+# A worker that waits for a task when the JVM goes, as `pyspark.daemon` runs it.
+_WAITING_WORKER = """
+import os, socket, sys
+from pyspark import daemon
+from tidegate.jobs.spark.python_tasks import end_with_jvm
+os.environ["PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"] = "1"  # as Spark sets it
+ours, theirs = socket.socketpair()
+theirs.close()
+run = end_with_jvm(daemon.worker) if sys.argv[1] == "quiet" else daemon.worker
+print("code", run(ours, True))
+"""
+
+
+@pytest.mark.parametrize("manner", ["quiet", "as it comes"])
+def test_a_worker_without_its_jvm_ends_without_a_word(manner: str) -> None:
+    """PySpark would write a traceback into the driver's log."""
+    command = [sys.executable, "-c", _WAITING_WORKER, manner]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if manner == "quiet":
+        assert (ended.stdout, ended.stderr) == ("code 1\n", "")
+    else:
+        assert "BrokenPipeError" in ended.stderr
+
+
+def test_workers_end_with_their_jvm(session: SparkSession) -> None:
+    """What each worker calls for a task is the quiet way."""
+
+    def find_way(numbers: Iterator[int]) -> Iterator[str]:
+        python_tasks.prepare_worker()
+        yield from (sys.modules["__main__"].worker.__qualname__ for _ in numbers)
+
+    ways = session.sparkContext.parallelize([1], 1).mapPartitions(find_way).collect()
+    assert ways == ["end_with_jvm.<locals>.run_quietly"]
