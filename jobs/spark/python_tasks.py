@@ -342,7 +342,7 @@ def end_with_jvm(run_worker: Callable[[Any, bool], int]) -> Callable[[Any, bool]
     """Let a worker end without a word where the JVM it would answer to has gone.
 
     PySpark shows a traceback of a broken pipe in the driver's log, if a worker that waits for a
-    task sees the end of the JVM before it is told to end.
+    task sees the end of the JVM before the signal to end.
     """
 
     def run_quietly(sock: Any, authenticated: bool) -> int:

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -569,7 +569,7 @@ def test_a_worker_without_its_jvm_ends_without_a_word(manner: str) -> None:
 def test_workers_end_with_their_jvm(session: SparkSession) -> None:
     """What each worker calls for a task is the quiet way."""
 
-    def find_way(numbers: Iterator[int]) -> Iterator[str]:
+    def find_way(numbers: Iterable[int]) -> Iterable[str]:
         python_tasks.prepare_worker()
         yield from (sys.modules["__main__"].worker.__qualname__ for _ in numbers)
 
