@@ -1,9 +1,13 @@
-"""Which tests stay on one worker of `pytest -n 2`, because they share what is dear to make."""
+"""Which tests share a worker of `pytest -n 2`, and which ones CI leaves out (`long`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any, Final
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 # A second Airflow beside these would starve the first.
@@ -21,6 +25,8 @@ AIRFLOW_FILES = frozenset(
 )
 _ONE_WORKER = frozenset({"tests/operators/test_airflow.py", "tests/operators/test_api_server.py"})
 _SPARK_FOLDER = "tests/spark/"
+LONG: Final = (pytest.mark.e2e, pytest.mark.slow, pytest.mark.long)
+"""Marks of a test that `make e2e` runs and CI does not (CONTRIBUTING.md, "What CI runs")."""
 
 
 def name_scope(test: str, *, by_files: bool) -> str:
@@ -36,6 +42,19 @@ def name_scope(test: str, *, by_files: bool) -> str:
     if file.startswith(_SPARK_FOLDER):
         return _SPARK_FOLDER  # one session, and one JVM that is warm
     return file if file in _ONE_WORKER or has_module_fixture(file) else test
+
+
+def sample_in_ci(values: Iterable[Any], count: int) -> list[Any]:
+    """Parameters of a test whose cases are drawn: CI runs the first ones, `make e2e` the others.
+
+    Args:
+        values: all of them.
+        count: how many CI runs.
+    """
+    return [
+        value if number < count else pytest.param(value, marks=LONG)
+        for number, value in enumerate(values)
+    ]
 
 
 @cache
