@@ -1,8 +1,8 @@
 """Sketches of Apache DataSketches, in the bytes that Spark SQL reads and writes.
 
-`approx_distinct` is an HLL sketch of the texts of values, `approx_quantile` a KLL sketch of doubles.
+`approx_distinct` is an HLL sketch of the texts of values, `approx_quantile` a KLL one of doubles.
 DuckDB has neither. Here they are functions over lists that DuckDB has collected, one list a group
-and no null in it; `duckdb.toml` makes Spark's aggregates of them.
+and no null in it; `duckdb.toml` gives them Spark's names.
 
 Of the same values in the same order Spark SQL builds an equal HLL sketch. A KLL sketch of more than
 200 values drops some of them by chance, here as in Spark SQL.
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasketches import hll_sketch, hll_union, kll_doubles_sketch, tgt_hll_type
+from duckdb.func import FunctionNullHandling, PythonUDFType
 
 LOG_BUCKETS: Final = 12
 """Of Spark's HLL sketches: logarithm of the number of their buckets."""
@@ -28,28 +29,29 @@ _ROUNDING: Final = 1e7
 
 def register_sketches(database: duckdb.DuckDBPyConnection) -> None:
     """Give a DuckDB the functions of this module."""
-    functions = [
+    functions: list[tuple[Any, list[Any], str]] = [
         (fold_texts, ["VARCHAR[]"], "BLOB"),
         (merge_text_sketches, ["BLOB[]"], "BLOB"),
-        (hll_sketch_estimate, ["BLOB"], "BIGINT"),
+        (estimate_texts, ["BLOB"], "BIGINT"),
         (fold_numbers, ["DOUBLE[]"], "BLOB"),
         (merge_number_sketches, ["BLOB[]"], "BLOB"),
-        (kll_sketch_get_n_double, ["BLOB"], "BIGINT"),
-        (kll_sketch_get_quantile_double, ["BLOB", "DOUBLE"], "DOUBLE"),
+        (count_numbers, ["BLOB"], "BIGINT"),
+        (read_quantiles, ["BLOB", "DOUBLE"], "DOUBLE"),
     ]
     for function, arguments, result in functions:
         database.create_function(
             function.__name__,
             function,
-            arguments,  # type: ignore[arg-type] # the stub knows no names of types
-            result,  # type: ignore[arg-type]
-            type="arrow",  # type: ignore[arg-type]
-            null_handling="special",  # type: ignore[arg-type]
+            arguments,
+            result,
+            type=PythonUDFType.ARROW,
+            null_handling=FunctionNullHandling.SPECIAL,
         )
 
 
 def fold_texts(groups: Any) -> Any:
     """Return an HLL sketch of each list; empty texts do not count."""
+
     def fold(texts: list[str]) -> bytes:
         sketch = hll_sketch(LOG_BUCKETS, tgt_hll_type.HLL_8)
         for text in dict.fromkeys(texts):
@@ -61,6 +63,7 @@ def fold_texts(groups: Any) -> Any:
 
 def merge_text_sketches(groups: Any) -> Any:
     """Return the union of each list of HLL sketches."""
+
     def merge(states: list[bytes]) -> bytes:
         union = hll_union(LOG_BUCKETS)
         for state in states:
@@ -70,17 +73,19 @@ def merge_text_sketches(groups: Any) -> Any:
     return _map_lists(merge, groups, pc.list_flatten(groups).to_pylist())
 
 
-def hll_sketch_estimate(states: Any) -> Any:
+def estimate_texts(states: Any) -> Any:
     """Return of each HLL sketch how many different texts it has seen, about."""
+
     def estimate(state: bytes) -> int:
         # Java rounds halves up.
-        return math.floor(hll_sketch.deserialize(state).get_estimate() + 0.5)
+        return math.floor(float(hll_sketch.deserialize(state).get_estimate()) + 0.5)
 
     return _map_values(estimate, pa.int64(), states)
 
 
 def fold_numbers(groups: Any) -> Any:
     """Return a KLL sketch of each list; NaN does not count."""
+
     def fold(numbers: Any) -> bytes:
         sketch = kll_doubles_sketch(VALUES)
         sketch.update(numbers)
@@ -92,6 +97,7 @@ def fold_numbers(groups: Any) -> Any:
 
 def merge_number_sketches(groups: Any) -> Any:
     """Return one KLL sketch of each list of them."""
+
     def merge(states: list[bytes]) -> bytes:
         sketch = kll_doubles_sketch(VALUES)
         for state in states:
@@ -101,13 +107,14 @@ def merge_number_sketches(groups: Any) -> Any:
     return _map_lists(merge, groups, pc.list_flatten(groups).to_pylist())
 
 
-def kll_sketch_get_n_double(states: Any) -> Any:
+def count_numbers(states: Any) -> Any:
     """Return of each KLL sketch how many numbers it has seen."""
     return _map_values(lambda state: kll_doubles_sketch.deserialize(state).n, pa.int64(), states)
 
 
-def kll_sketch_get_quantile_double(states: Any, ranks: Any) -> Any:
+def read_quantiles(states: Any, ranks: Any) -> Any:
     """Return a quantile of each KLL sketch; null of an empty one."""
+
     def read(state: bytes, rank: float) -> float | None:
         return read_quantile(kll_doubles_sketch.deserialize(state), rank)
 

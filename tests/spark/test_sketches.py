@@ -35,7 +35,7 @@ def test_texts_make_equal_sketches(session: SparkSession, count: int) -> None:
 
 @pytest.mark.parametrize("sizes", [[], [0, 0], [3, 4], [5000], [3, 5000], [5000, 3], [9000] * 4])
 def test_either_engine_merges_texts(session: SparkSession, sizes: list[int]) -> None:
-    """Every second sketch is of the other engine; a null is no sketch."""
+    """Every second sketch is of the other engine; nulls do not count."""
     states: list[bytes | None] = [None]
     for number, size in enumerate(sizes):
         texts = pa.array([f"{n + number * 2500}" for n in range(size)], pa.string())
@@ -97,6 +97,4 @@ def _both(session: SparkSession, rows: pa.Table) -> tuple[Any, Any]:
 
 def _read(session: SparkSession, states: pa.Table, columns: list[str]) -> Iterator[dict[str, Any]]:
     """What each engine reads in the same states."""
-    return (
-        frame.selectExpr(*columns).toArrow().to_pydict() for frame in _both(session, states)
-    )
+    return (frame.selectExpr(*columns).toArrow().to_pydict() for frame in _both(session, states))
