@@ -194,9 +194,16 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
         f"coalesce(list{_ORDERED.replace('_seq is', '({x}) is')}, [])",
         _ANY,
     ),
-    # The states of these are Spark's own, and so is the language of the last.
-    AggregateFunction.APPROX_DISTINCT: AggregateRule(_plan_approx_distinct, lambda _: pa.int64()),
-    AggregateFunction.APPROX_QUANTILE: AggregateRule(_plan_approx_quantile, lambda _: pa.float64()),
+    # Of other types the texts differ, or the doubles.
+    AggregateFunction.APPROX_DISTINCT: AggregateRule(
+        _plan_approx_distinct,
+        lambda _: pa.int64(),
+        native_types=(*_WHOLE, "string", "boolean"),
+    ),
+    AggregateFunction.APPROX_QUANTILE: AggregateRule(
+        _plan_approx_quantile, lambda _: pa.float64(), native_types=(*_WHOLE, *_FLOATS)
+    ),
+    # Its language is Spark's own.
     AggregateFunction.SQL: AggregateRule(_plan_collect, _keep_type),
 }
 

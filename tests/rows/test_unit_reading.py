@@ -251,8 +251,8 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
         ),
         (
             {},
-            {"windows": {"w": {**WINDOW, "aggregates": {"d": "approx_distinct(n)"}}}},
-            "window w: approx_distinct is Spark's own",
+            {"windows": {"w": {**WINDOW, "aggregates": {"d": "approx_distinct(t)"}}}},
+            "window w: approx_distinct(t) over timestamp",
         ),
     ],
 )

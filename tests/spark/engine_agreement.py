@@ -88,6 +88,7 @@ def make_spec() -> PipelineSpec:
     """A window with every aggregate over every type."""
     schema = {f"c{i}": kind for i, kind in enumerate(VALUES)} | {"k": "string", "t": "timestamp"}
     calls = [f"{name}(c{i})" for name in FUNCTIONS for i in range(len(VALUES))]
+    calls += [f"approx_quantile(c{i}, 0.6)" for i in range(len(VALUES))]
     window = {
         "kind": "tumbling",
         "size": "10s",

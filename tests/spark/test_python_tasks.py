@@ -53,6 +53,8 @@ AGGREGATES = {
     "opened": "first(n)",
     "ended": "last(v)",
     "kinds": "distinct(n)",
+    "about": "approx_distinct(n)",
+    "median": "approx_quantile(v, 0.5)",
     "all_of": "collect(n)",
 }
 WINDOW = {
