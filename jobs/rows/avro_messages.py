@@ -41,7 +41,7 @@ def read_avro_messages(
     end = 1
     for number, schema in schemas.items():
         records = plan_records(schema)
-        assert records is not None  # noqa: S101 - see `fits_columns`
+        assert records is not None  # noqa: S101 - see `is_readable_schema`
         bodies = select_bodies(values, reasons, number, kafka)
         decoded = {place: records.read_record(body) for place, body in bodies.items()}
         for place, record in decoded.items():

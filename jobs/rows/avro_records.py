@@ -152,53 +152,55 @@ class _SchemaReducer:
 
     def reduce_field(self, field: JsonObject, *, nested: bool) -> tuple[Any, pa.DataType | None]:
         """The physical schema of a field and its type as a column."""
-        _require(_is_fit_default(field))
-        _require(field.get("order", "ascending") in ("ascending", "descending", "ignore"))
-        _require(all(map(_NAME.fullmatch, [field["name"], *field.get("aliases", ())])))
-        return self._reduce(field["type"], nested=nested)
+        _require_ordinary(_is_fit_default(field))
+        _require_ordinary(field.get("order", "ascending") in ("ascending", "descending", "ignore"))
+        _require_ordinary(all(map(_NAME.fullmatch, [field["name"], *field.get("aliases", ())])))
+        return self._reduce_type(field["type"], nested=nested)
 
     def build_record(self, schema: JsonObject, fields: JsonObject) -> JsonObject:
         """A record with these fields; Spark takes the names of fields in any case."""
-        _require(bool(fields) and len({name.lower() for name in fields}) == len(fields))
+        _require_ordinary(bool(fields) and len({name.lower() for name in fields}) == len(fields))
         self._note_name(schema)
         declared = [{"name": name, "type": own} for name, own in fields.items()]
         return {"type": "record", "name": schema["name"], "fields": declared}
 
     def _note_name(self, schema: JsonObject) -> None:
-        _require(all(map(_FULL_NAME.fullmatch, [schema["name"], *schema.get("aliases", ())])))
+        _require_ordinary(
+            all(map(_FULL_NAME.fullmatch, [schema["name"], *schema.get("aliases", ())]))
+        )
         self._done.add(schema["name"])
 
-    def _reduce(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
+    def _reduce_type(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
         if isinstance(schema, list):
             return self._reduce_union(schema, nested=nested)
         if isinstance(schema, str) and schema not in _PRIMITIVES:
             # Not known yet: a record inside itself, which Spark refuses. Null is but in unions.
-            _require(schema in self._done)
+            _require_ordinary(schema in self._done)
             return schema, None
         own: Any = {"type": schema} if isinstance(schema, str) else schema
         if not isinstance(own["type"], str):
-            return self._reduce(own["type"], nested=nested)
+            return self._reduce_type(own["type"], nested=nested)
         match own:
             case {"type": "record", "fields": fields}:
                 reduced = {field["name"]: self.reduce_field(field, nested=True) for field in fields}
                 return self.build_record(own, {n: kind for n, (kind, _) in reduced.items()}), None
             case {"type": "array", "items": items}:
-                return {"type": "array", "items": self._reduce(items, nested=True)[0]}, None
+                return {"type": "array", "items": self._reduce_type(items, nested=True)[0]}, None
             case {"type": "map", "values": values}:
-                return {"type": "map", "values": self._reduce(values, nested=True)[0]}, None
+                return {"type": "map", "values": self._reduce_type(values, nested=True)[0]}, None
         kind = _find_type(own)
         # The ranges of nested values are not looked at.
-        _require(not nested or own.get("logicalType") in (None, "uuid"))
+        _require_ordinary(not nested or own.get("logicalType") in (None, "uuid"))
         return self._reduce_leaf(own), kind
 
     def _reduce_union(self, options: list[Any], *, nested: bool) -> tuple[Any, pa.DataType | None]:
         others = [option for option in options if option != "null"]
-        _require(bool(others) and len(options) - len(others) <= 1)
+        _require_ordinary(bool(others) and len(options) - len(others) <= 1)
         is_plain = len(others) == 1
         reduced = [
             (option, None)
             if option == "null"
-            else self._reduce(option, nested=nested or not is_plain)
+            else self._reduce_type(option, nested=nested or not is_plain)
             for option in options
         ]
         kinds = [kind for option, kind in reduced if option != "null"]
@@ -210,16 +212,16 @@ class _SchemaReducer:
                 return {"type": "int", "logicalType": _INT}
             case {"type": "enum", "name": name, "symbols": symbols}:
                 self._note_name(own)
-                _require(all(map(_NAME.fullmatch, symbols)) and own.get("default") is None)
+                _require_ordinary(all(map(_NAME.fullmatch, symbols)) and own.get("default") is None)
                 return {"type": "enum", "name": name, "symbols": symbols}
             case {"type": "fixed", "name": name, "size": size}:
                 self._note_name(own)
-                _require(isinstance(size, int) and size > 0)
+                _require_ordinary(isinstance(size, int) and size > 0)
                 return {"type": "fixed", "name": name, "size": size}
         return own["type"]
 
 
-def _require(condition: bool) -> None:
+def _require_ordinary(condition: bool) -> None:
     if not condition:
         raise _OtherSchemaError
 
@@ -227,11 +229,11 @@ def _require(condition: bool) -> None:
 def _find_type(own: JsonObject) -> pa.DataType:
     kind, logical = own["type"], own.get("logicalType")
     if logical != "decimal":
-        _require((kind, logical) in _FIELD_TYPES)
+        _require_ordinary((kind, logical) in _FIELD_TYPES)
         return _FIELD_TYPES[kind, logical]
     precision, scale = own["precision"], own.get("scale", 0)
-    _require(kind in ("bytes", "fixed") and 0 <= scale <= precision <= _MOST_DIGITS)
-    _require(kind == "bytes" or 10**precision < 1 << 8 * own["size"] - 1)
+    _require_ordinary(kind in ("bytes", "fixed") and 0 <= scale <= precision <= _MOST_DIGITS)
+    _require_ordinary(kind == "bytes" or 10**precision < 1 << 8 * own["size"] - 1)
     return pa.decimal128(precision, scale)
 
 
@@ -258,7 +260,7 @@ def _is_fit_default(field: JsonObject) -> bool:
     return False
 
 
-def fits_columns(schema: bytes, source: SourceSpec) -> bool:
+def is_readable_schema(schema: bytes, source: SourceSpec) -> bool:
     """Whether tasks read all messages of a schema that have ordinary values."""
     records = plan_records(schema)
     if records is None:
@@ -302,7 +304,7 @@ def convert_records(
         if kind is not None and (name in wanted or not _is_plain(kind)):
             columns[name] = _make_column(values, kind)
     own = [
-        _convert(columns[field.name], wanted[field.name], source)
+        _convert_field(columns[field.name], wanted[field.name], source)
         if field.name in wanted
         else pa.nulls(len(found), field.type)
         for field in fields
@@ -317,7 +319,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 def _make_column(values: list[Any], kind: Any) -> pa.Array:
     """The values of a field, as the schema of the messages has it."""
     if pa.types.is_decimal(kind):
-        return pa.array(_scale_decimals(values, kind.scale), kind)
+        return pa.array(_make_decimals(values, kind.scale), kind)
     if pa.types.is_date(kind):
         return _require_range(pa.array(values, pa.int32()).cast(kind), _FIRST_DATE, _LAST_DATE)
     if pa.types.is_timestamp(kind):
@@ -326,7 +328,7 @@ def _make_column(values: list[Any], kind: Any) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _scale_decimals(values: Iterable[bytes | None], scale: int) -> list[Decimal | None]:
+def _make_decimals(values: Iterable[bytes | None], scale: int) -> list[Decimal | None]:
     found: list[Decimal | None] = []
     for value in values:
         if value == b"":
@@ -354,7 +356,7 @@ def _require_range(column: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Ar
     return column
 
 
-def _convert(column: pa.Array, declared: str, source: SourceSpec) -> pa.Array:
+def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Array:
     """A field as a column of its declared type.
 
     Raises:

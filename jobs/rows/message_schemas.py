@@ -15,7 +15,7 @@ from tidegate.jobs.sources.kafka_source import open_schema_registry
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .avro_records import fits_columns
+from .avro_records import is_readable_schema
 from .dead_messages import explain_tombstone, show_dead_messages, show_key
 from .errors import SCHEMA_FILE_UNREADABLE
 from .json_messages import PlainMessages, get_kafka_options
@@ -61,7 +61,7 @@ def _list_schemas(source: SourceSpec) -> dict[int, bytes]:
     if registry is None:
         schema = read_schema_file(kafka)
         # Tasks say themselves what is wrong with a Protobuf schema.
-        usable = kafka.payload == "protobuf" or fits_columns(schema, source)
+        usable = kafka.payload == "protobuf" or is_readable_schema(schema, source)
         return {kafka.schema_id or 0: schema} if usable else {}
     return {
         number: schema
@@ -73,7 +73,7 @@ def _list_schemas(source: SourceSpec) -> dict[int, bytes]:
 def _is_usable(schema: bytes, source: SourceSpec) -> bool:
     kafka = get_kafka_options(source)
     if kafka.payload == "avro":
-        return fits_columns(schema, source)
+        return is_readable_schema(schema, source)
     assert kafka.message is not None  # noqa: S101 - the spec says so
     try:
         require_message(schema, kafka.message)

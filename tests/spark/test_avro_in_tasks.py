@@ -17,9 +17,9 @@ from tests.rows.topic_inputs import plan_cut, topic_spec
 from tests.servers.kafka_in_process import KafkaInProcess
 from tests.spark.kafka_topics import rows as decode_in_spark
 from tests.spark.kafka_topics import spec_of
-from tests.spark.test_topics_in_tasks import at_utc, read_rows, run_epoch
+from tests.spark.topic_epochs import at_utc, read_rows, run_epoch
 from tidegate.jobs.rows.avro_messages import plan_avro_messages, read_avro_messages
-from tidegate.jobs.rows.avro_records import fits_columns
+from tidegate.jobs.rows.avro_records import is_readable_schema
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.spark import kafka_staging, mover
 from tidegate.jobs.spec.pipeline import SourceSpec
@@ -59,7 +59,7 @@ def decode_in_task(
     """The rows of messages; None if they are left to Spark SQL."""
     plan = plan_avro_messages(source)
     assert plan is not None
-    if not all(fits_columns(schema, source) for schema in schemas.values()):
+    if not all(is_readable_schema(schema, source) for schema in schemas.values()):
         return None
     sent = datetime(2026, 3, 1, 12, tzinfo=UTC)
     messages = [
