@@ -6,6 +6,7 @@ values out of the ordinary raise an error, and Spark SQL reads them.
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,9 @@ class _SchemaReducer:
     def _reduce_union(self, options: list[Any], *, nested: bool) -> tuple[Any, pa.DataType | None]:
         others = [option for option in options if option != "null"]
         _require_ordinary(bool(others) and len(options) - len(others) <= 1)
+        # Java refuses a type twice, and a union in a union.
+        plain = [one if isinstance(one, str) else one["type"] for one in others]
+        _require_ordinary(len(set(plain)) == len(plain))
         is_plain = len(others) == 1
         reduced = [
             (option, None)
@@ -212,10 +216,13 @@ class _SchemaReducer:
                 return {"type": "int", "logicalType": _INT}
             case {"type": "enum", "name": name, "symbols": symbols}:
                 self._note_name(own)
-                _require_ordinary(all(map(_NAME.fullmatch, symbols)) and own.get("default") is None)
+                _require_ordinary(all(map(_NAME.fullmatch, symbols)))
+                _require_ordinary(len(set(symbols)) == len(symbols))
+                _require_ordinary(own.get("default", symbols[0]) in symbols)
                 return {"type": "enum", "name": name, "symbols": symbols}
             case {"type": "fixed", "name": name, "size": size}:
-                self._note_name(own)
+                if "logicalType" not in own:  # what refers to it is not looked at
+                    self._note_name(own)
                 _require_ordinary(isinstance(size, int) and size > 0)
                 return {"type": "fixed", "name": name, "size": size}
         return own["type"]
@@ -243,14 +250,17 @@ def _is_fit_default(field: JsonObject) -> bool:
         return True
     default, own = field["default"], field["type"]
     own = own[0] if isinstance(own, list) else own
-    own = own["type"] if isinstance(own, dict) else own
-    match own:
+    match own["type"] if isinstance(own, dict) else own:
         case "null":
             return default is None
         case "boolean":
             return isinstance(default, bool)
+        case "float" | "double" if isinstance(default, float):
+            return math.isfinite(default)
         case "int" | "long" | "float" | "double":
             return type(default) is int and abs(default) < 1 << 31
+        case "enum":
+            return default in own["symbols"]
         case "string":
             return isinstance(default, str)
         case "array":
