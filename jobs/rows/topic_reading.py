@@ -24,6 +24,7 @@ from tidegate.jobs.sources.kafka_source import (
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
+from .avro_messages import plan_avro_messages, read_avro_messages
 from .dead_messages import take_dead_messages
 from .json_messages import (
     PARTITION,
@@ -32,17 +33,16 @@ from .json_messages import (
     plan_plain_messages,
     split_messages,
 )
-from .protobuf_messages import (
-    find_unknown_schemas,
-    plan_protobuf_messages,
-    read_protobuf_messages,
-)
+from .message_schemas import find_unknown_schemas
+from .protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 
 _SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
 """A pipeline's name follows. The value is source -> settings of its client, as JSON.
 
 Pipelines of one Spark session share workers, and may have sources of the same name.
 """
+
+_DECODERS: Final = {"avro": read_avro_messages, "protobuf": read_protobuf_messages}
 
 _readers: dict[tuple[str, str], tuple[str, RangeReader]] = {}
 """Pipeline and source -> brokers, topic and settings, and the client of this process."""
@@ -67,7 +67,7 @@ class UnknownSchemasError(Exception):
 def explain_other_topic(source: SourceSpec) -> str | None:
     """Why the messages of a topic are not read by tasks; None if they are."""
     if _plan_messages(source) is None:
-        return "messages that are neither plain JSON nor plain Protobuf"
+        return "messages with columns that only Spark SQL decodes"
     try:
         settings = translate_settings(build_consumer_settings(get_kafka_options(source)))
     except ConfigurationError:  # who asks the brokers says which variable is missing
@@ -99,7 +99,8 @@ def remove_settings(spec: PipelineSpec) -> PipelineSpec:
 
 
 def _plan_messages(source: SourceSpec) -> PlainMessages | None:
-    return plan_plain_messages(source) or plan_protobuf_messages(source)
+    plans = (plan_plain_messages, plan_protobuf_messages, plan_avro_messages)
+    return next(filter(None, (plan(source) for plan in plans)), None)
 
 
 def read_topic_ranges(
@@ -107,7 +108,7 @@ def read_topic_ranges(
 ) -> dict[str, TopicRange]:
     """Return key of a part -> its rows, of all ranges of topics in a cut.
 
-    `schemas` are those of sources with Protobuf messages, by number.
+    `schemas` are those of sources with Avro or Protobuf messages, by number.
 
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
@@ -135,6 +136,7 @@ def _read_source(
     source = spec.sources[name]
     plan = _plan_messages(source)
     assert plan is not None  # noqa: S101 - see `explain_other_topic`
+    payload = get_kafka_options(source).payload
     places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
     tables, unknown = [plan.columns.empty_table()], set[int]()
     reader = _open_reader(spec, name)
@@ -146,7 +148,7 @@ def _read_source(
                     continue
                 unknown |= find_unknown_schemas(batch, source, schemas)
                 if not unknown:
-                    rows, others = read_protobuf_messages(batch, plan, source, schemas)
+                    rows, others = _DECODERS[payload](batch, plan, source, schemas)
                     _require_no_others(name, others)
                     tables += rows
     except BaseException:

@@ -91,7 +91,7 @@ class ReadOrder:
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         most_bytes: of partial aggregates in one answer.
-        schemas: source -> schemas of its Protobuf messages, by number.
+        schemas: source -> schemas of its Avro or Protobuf messages, by number.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
     """

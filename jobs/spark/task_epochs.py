@@ -25,8 +25,8 @@ from tidegate.jobs.eventtime.decision_types import (
     Survey,
 )
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
+from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
-from tidegate.jobs.rows.protobuf_messages import fetch_schemas, read_schemas
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings

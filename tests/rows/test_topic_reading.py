@@ -29,7 +29,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
-from tidegate.jobs.rows.protobuf_messages import read_schemas
+from tidegate.jobs.rows.message_schemas import read_schemas
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
 from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
@@ -219,14 +219,14 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 PROTOBUF = {"payload": "protobuf", "message": "shop.Row"}
-OTHER = "messages that are neither plain JSON nor plain Protobuf"
+OTHER = "messages with columns that only Spark SQL decodes"
 
 
 @pytest.mark.parametrize(
     ("kafka", "source", "reason"),
     [
         ({"headers": {"h": "from"}}, {}, OTHER),
-        ({"payload": "avro", "schema_file": "a.avsc"}, {}, OTHER),
+        ({"payload": "avro", "schema_file": "a.avsc", "headers": {"h": "from"}}, {}, OTHER),
         (
             {**PROTOBUF, "schema_file": "row.desc"},
             {"schema": {**COLUMNS, "price": "decimal(6,2)"}},
