@@ -10,6 +10,7 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.local_session import LocalSession
+from tidegate.jobs.rows.event_files import RANGE_BYTES
 from tidegate.jobs.spark import python_tasks, task_events
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
@@ -38,8 +39,8 @@ def leave_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mode", "range_bytes"),
     [
         ("ordered", 1),
-        ("ordered", task_events.RANGE_BYTES),
-        ("pass_through", task_events.RANGE_BYTES),
+        ("ordered", RANGE_BYTES),
+        ("pass_through", RANGE_BYTES),
     ],
 )
 def test_tasks_in_this_process_agree_with_the_oracle(

@@ -240,6 +240,7 @@ VALUES: dict[str, tuple[Raw, Raw]] = {
         {"sinks": {"s": {"options": {"compression.type": "zstd"}}}},
     ),
     "spark.conf": (_NONE, {"spark": {"conf": {"spark.sql.shuffle.partitions": "3"}}}),
+    "supervision.backfill": (_NONE, {"supervision": {"backfill": "@weekly"}}),
     "supervision.submit.conf": (
         {"supervision": {"submit": {"conn_id": "s"}}},
         {"supervision": {"submit": {"conf": {"spark.executor.memory": "3g"}}}},
