@@ -78,10 +78,14 @@ _ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do 
 _ALERTS_HEAD = """# Every alert
 
 Prometheus decides these alerts, by the rules in `infra/deploy/alerts.yaml`, from the
-[metrics of drivers and landings](observability.md#metrics-of-drivers). All rules are on by default.
+[metrics of drivers and landings](observability.md#metrics-of-drivers). All rules are on once
+Prometheus loads the file, as the one of `infra/deploy/compose` does.
 An alert fires when its condition has held for the time in the third column. Words in braces are
-filled in when it fires. What fails in Airflow is reported by
-[Airflow's notifiers](airflow.md#notifications).
+filled in when it fires.
+
+Prometheus shows the alerts that fire. To send them to people, run an Alertmanager, and name it
+under `alerting.alertmanagers` in Prometheus' configuration. The one of `infra/deploy/compose` names none.
+What fails in Airflow is reported by [Airflow's notifiers](airflow.md#notifications).
 
 This page is generated from the rules by `make docs`.
 
