@@ -84,8 +84,8 @@ An alert fires when its condition has held for the time in the third column. Wor
 filled in when it fires.
 
 Prometheus shows the alerts that fire. To send them to people, run an Alertmanager, and name it
-under `alerting.alertmanagers` in Prometheus' configuration. The one of `infra/deploy/compose` names none.
-What fails in Airflow is reported by [Airflow's notifiers](airflow.md#notifications).
+under `alerting.alertmanagers` in Prometheus' configuration. The one of `infra/deploy/compose`
+names none. What fails in Airflow is reported by [Airflow's notifiers](airflow.md#notifications).
 
 This page is generated from the rules by `make docs`.
 
