@@ -239,7 +239,7 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
             None,
         ),
         ({}, {"spark": {"master": "spark://far:7077"}}, None),
-        ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
+        ({}, {"spark": {"master": "sc://far"}}, None),
         ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
         ({"where": "k like 'x'"}, {}, None),
         ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),

@@ -13,7 +13,7 @@ from tests.spark.session_cases import run_case
 from tidegate.errors import PoisonError
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.unit_reading import read_unit
-from tidegate.jobs.spark import late_sessions, mover, task_epochs
+from tidegate.jobs.spark import mover, task_epochs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,9 +43,9 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
         return SimpleNamespace(stop=lambda: None)
 
     monkeypatch.setattr(mover, "open_session", open_nothing)
-    monkeypatch.setattr(mover, "start_workers", lambda *_: None)
-    for module in (task_epochs, late_sessions):
-        monkeypatch.setattr(module, "run_read_job", run_here)
+    runner = SimpleNamespace(start_workers=lambda *_: None, run_read_job=run_here)
+    for module in (mover, task_epochs):
+        monkeypatch.setattr(module, "choose_runner", lambda _: runner)
     return jobs
 
 
