@@ -104,8 +104,8 @@ class TaskItems:
 
     @cached_property
     def _placed(self) -> Frame:
-        """As of `_place_items`, computed once."""
-        placed: Any = _place_items(self.epoch, self.aggregation, self._items)
+        """As of `_assign_items`, computed once."""
+        placed: Any = _assign_items(self.epoch, self.aggregation, self._items)
         return self.epoch.to_frame(placed.toArrow()) if self.epoch.native else placed
 
 
@@ -116,7 +116,7 @@ def select_late_for_sessions(epoch: EpochContext, name: str) -> Frame:
     """
     aggregation = Aggregation(epoch.spec, name)
     rows = select_part_rows(epoch.judged, aggregation)
-    placed = _place_items(epoch, aggregation, group_parts(rows, aggregation, {}))
+    placed = _assign_items(epoch, aggregation, group_parts(rows, aggregation, {}))
     gone = _select_gone_parts(epoch, aggregation, placed)
     return find_late_session_rows(epoch.judged, aggregation, gone)
 
@@ -131,7 +131,7 @@ def _update_sessions(
 ) -> OutputFiles:
     """Merge the items of the epoch, of at most so many rows, with the live sessions.
 
-    Segments carry `extra`; `placed` are the items as `_place_items` gives them, if it was asked.
+    Segments carry `extra`; `placed` are the items as `_assign_items` gives them, if it was asked.
     """
     window, after = aggregation.window, epoch.decision.frontier_after
     kind = f"window:{aggregation.name}"
@@ -144,7 +144,7 @@ def _update_sessions(
         kept = tuple(ref for ref in live if not is_window_segment_purged(window, ref, after))
         return OutputFiles(segments=kept)
     if placed is None:
-        placed = _place_items(epoch, aggregation, items)
+        placed = _assign_items(epoch, aggregation, items)
     if placed is None:
         return OutputFiles()
     # Spark widens a decimal with every sum; the state keeps the type of the first partial.
@@ -168,7 +168,7 @@ def _select_gone_parts(epoch: EpochContext, aggregation: Aggregation, placed: Fr
     return placed.where(f"_row AND {purged}").selectExpr(*aggregation.keys, "_part")
 
 
-def _place_items(
+def _assign_items(
     epoch: EpochContext, aggregation: Aggregation, items: Frame | None
 ) -> Frame | None:
     """The items and the live sessions, as of `_assign_islands`; None if there are neither."""
