@@ -6,6 +6,7 @@ orders are part of the plan, so they name no keys: the workers have those of the
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -44,7 +45,7 @@ from .python_tasks import (
     sort_inspections,
     sort_unit_answers,
 )
-from .spark_session import SparkSessions
+from .spark_session import SPARK_ERRORS, SparkSessions
 
 _ROWS: Final = (
     StructType()
@@ -66,6 +67,15 @@ _pickle: Any = CPickleSerializer()
 _Batches = Iterator[pa.RecordBatch]
 
 
+class KeptFrame(KeptRows):
+    """As `KeptRows`, on a server."""
+
+    def discard(self) -> None:
+        """Give up the rows; those of a server that is gone are gone with it."""
+        with suppress(*SPARK_ERRORS):
+            super().discard()
+
+
 def run_read_job(
     sessions: SparkSessions,
     order: ReadOrder,
@@ -82,10 +92,10 @@ def run_read_job(
     if not units:
         return [], None
     # A job that runs again must not find the rows of the first one.
-    body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _pack_units(units))
+    body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
     rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
     keeps = order.spec.outputs.events and not order.gone
-    kept = KeptRows(rows, len(units)) if keeps else None
+    kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -127,7 +137,7 @@ def run_inspection_job(
     Raises:
         PySparkException: a task failed, or the server is gone.
     """
-    body = partial(_describe_units, _pack_units(units))
+    body = partial(_describe_units, _encode_units(units))
     found = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
     return sort_inspections(_collect_answers(found))
 
@@ -168,7 +178,7 @@ def _collect_answers(rows: DataFrame) -> list[Any]:
     return [_pickle.loads(row.data) for row in answers.collect()]
 
 
-def _pack_units(units: Sequence[Any]) -> list[bytes]:
+def _encode_units(units: Sequence[Any]) -> list[bytes]:
     """Units as a plan carries them: a task unpacks only its own."""
     return [_pickle.dumps(unit) for unit in units]
 

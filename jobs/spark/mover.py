@@ -189,7 +189,7 @@ class SparkMover:
     def _has_python_workers(self) -> bool:
         """Start the workers, and say whether they can run tidegate.
 
-        A cluster may have hosts without it, for example of Spark's own image. The hosts of a Connect
+        A cluster may have hosts without it, for example of Spark's own image. Those of a Connect
         server may have no keys for the store.
         """
         try:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.spark.agreement import SECOND, Pair, Row, rows_of, spec_of
 from tidegate.jobs.rows import cut_division
-from tidegate.jobs.spark import mover, task_events
-from tidegate.jobs.spark.spark_session import open_session
+from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
+from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def join_server(address: str) -> SparkSession:
 
 
 def refuse(*_: Any, **__: Any) -> Any:
-    """Stand in for what reads rows outside of Python tasks."""
+    """Fail in place of a function that reads rows outside of Python tasks."""
     raise AssertionError("rows were not read by Python tasks")
 
 
@@ -84,3 +84,14 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
         return read_tables(pair), count_late_files(pair)
     finally:
         pair.spark.close()
+
+
+def explain_refusal(
+    address: str, libraries: list[str], sample: python_tasks.StoreSample | None
+) -> str | None:
+    """Why workers of a server cannot be used; None if they can."""
+    try:
+        frame_tasks.start_workers(join_server(address), None, libraries, sample)
+    except SPARK_ERRORS as error:
+        return extract_cause(error)
+    return None
