@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.spark.agreement import SECOND, Pair, Row, rows_of, spec_of
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
@@ -76,14 +78,16 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
 
     The caller gives the process.
     """
-    cut_division.UNIT_BYTES = 1  # type: ignore[misc]
-    task_events.RANGE_BYTES = 1000 if form == "shuffle" else 1 << 25  # type: ignore[misc]
-    mover.survey_cut = mover.open_cut = refuse  # type: ignore[assignment]
-    pair = run_form(join_server(address), folder, form, spark={"master": address})
-    try:
-        return read_tables(pair), count_late_files(pair)
-    finally:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cut_division, "UNIT_BYTES", 1)
+        if form == "shuffle":
+            patched.setattr(task_events, "RANGE_BYTES", 1000)
+        patched.setattr(mover, "survey_cut", refuse)
+        patched.setattr(mover, "open_cut", refuse)
+        pair = run_form(join_server(address), folder, form, spark={"master": address})
+        found = read_tables(pair), count_late_files(pair)
         pair.spark.close()
+    return found
 
 
 def explain_refusal(
