@@ -20,8 +20,6 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
 
     Without `store` it is taken to be a bucket or a folder.
     """
-    if spec.spark.master.startswith("sc://"):
-        return "Spark Connect"
     if spec.release.glom is not None:
         return "release.glom"
     if store is not None and (
@@ -33,6 +31,8 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
     for name, source in spec.sources.items():
         if (reason := _explain_source(source)) is not None:
             return f"source {name}: {reason}"
+        if source.kafka is not None and uses_connect(spec):
+            return f"source {name}: a topic whose settings a Spark Connect server does not have"
     for name in spec.windows:
         if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
@@ -51,6 +51,9 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
     if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
         return "a slice with more values than a task holds"
+    if uses_connect(spec):
+        # Only a classic session has a place between two Python tasks.
+        return explain_spark_expressions(spec, units)
     return None
 
 
@@ -67,3 +70,8 @@ def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str 
                     if not is_cast_proven(arrow, declared, source.timezone):
                         return f"column {name} is {arrow}, declared {declared}"
     return None
+
+
+def uses_connect(spec: PipelineSpec) -> bool:
+    """Whether Spark is reached through Spark Connect."""
+    return spec.spark.master.startswith("sc://")

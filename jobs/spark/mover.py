@@ -22,7 +22,7 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
@@ -48,7 +48,7 @@ from .errors import SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .late_sessions import read_late_rows
 from .ordered_release import count_released_rows, release_rows
-from .python_tasks import start_workers
+from .python_tasks import StoreSample
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import TaskItems, process_sessions
 from .spark_session import (
@@ -62,6 +62,7 @@ from .spark_session import (
 from .staging import BucketStaging, Staging, open_staging
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import release_in_tasks
+from .task_runner import choose_runner
 from .tumbling_sliding_windows import process_partials, process_window
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ class SparkMover:
     def _has_python_workers(self) -> bool:
         """Start the workers, and say whether they can run tidegate.
 
-        A cluster may have hosts without it, for example of Spark's own image.
+        A cluster may have hosts without it, for example of Spark's own image. Those of a Connect
+        server may have no keys for the store.
         """
         try:
             variables = build_settings_variable(self._spec)
@@ -196,7 +198,9 @@ class SparkMover:
             topics = [one.kafka for one in self._spec.sources.values() if one.kafka is not None]
             if any(kafka.payload == "protobuf" for kafka in topics):
                 libraries.append("google.protobuf.message")
-            start_workers(self._sessions.full, variables, libraries)
+            session, key = self._sessions.full, BucketLayout(self._spec.name).lease_key
+            sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
+            choose_runner(session).start_workers(session, variables, libraries, sample)
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)

@@ -1,4 +1,4 @@
-"""Runs the kernel (`jobs.rows`) in Spark's Python tasks; the one module that knows how.
+"""Runs the kernel (`jobs.rows`) in the Python tasks of a classic Spark session.
 
 A job is an RDD with one partition for each unit of work. The address of the store is part of the
 order; its keys reach the workers as their environment, which neither Spark's pages nor its event
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipimport
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -50,6 +50,15 @@ _ALLOCATOR_VARIABLES = {
 """Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
 _environment_lock = Lock()
 """Held while the environment of a context's workers is replaced."""
+
+
+@dataclass(frozen=True)
+class StoreSample:
+    """An object, by the address of its store, and whether the driver sees it."""
+
+    store: str
+    key: str
+    is_there: bool
 
 
 @dataclass(frozen=True)
@@ -97,16 +106,26 @@ def run_read_job(
         pieces._jrdd.count()
     finally:
         answers_of_tasks = inbox.value.take(job)
-    # A task that ran twice has answered twice.
-    found = {answer.number: (answer, report) for answer, report in answers_of_tasks}
     kept = KeptRows(pieces, len(units)) if keeps else None
+    return sort_unit_answers(order, units, answers_of_tasks), kept
+
+
+def sort_unit_answers(
+    order: ReadOrder, units: list[ReadUnit], answers: list[tuple[UnitAnswer, TaskReport]]
+) -> list[UnitAnswer]:
+    """Return what tasks say of units in the order of these, and log the tasks.
+
+    Raises:
+        PoisonError: an answer did not arrive.
+    """
+    # A task that ran twice has answered twice.
+    found = {answer.number: (answer, report) for answer, report in answers}
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    answers = [found[unit.number][0] for unit in units]
     tasks = [describe_task(*found[unit.number]) for unit in units]
     job_name = "late" if order.gone else "read"
     _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
-    return answers, kept
+    return [found[unit.number][0] for unit in units]
 
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
@@ -137,17 +156,23 @@ def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
 
 
 def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
-    """Run a job that writes files; the answers in their order.
+    return sort_file_answers(order, rows.collect(), rows.getNumPartitions())
+
+
+def sort_file_answers(
+    order: EventsOrder, answers: list[FileAnswer], written_by: int
+) -> list[FileAnswer]:
+    """Return what so many tasks say of files in the order of these, and log the tasks.
 
     Raises:
         TidegateError: what the first task that met an error says.
     """
-    answers: list[FileAnswer] = sorted(rows.collect(), key=lambda one: one.number)
+    answers = sorted(answers, key=lambda one: one.number)
     for answer in answers:
         if answer.error is not None:
             raise answer.error
     tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
-    if rows.getNumPartitions() < len(tasks):  # one task has written all files
+    if written_by < len(tasks):  # one task has written all files
         sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
         tasks = [tasks[0] | sums]
     _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
@@ -163,8 +188,13 @@ def run_inspection_job(
         Py4JJavaError: a task failed; or a PySparkException.
     """
     context = prepare_context(sessions.full)
-    found = context.parallelize(units, len(units)).mapPartitions(_describe_units).collect()
-    found.sort(key=lambda one: one[0].number)
+    found = context.parallelize(units, len(units)).mapPartitions(describe_units).collect()
+    return sort_inspections(found)
+
+
+def sort_inspections(found: list[tuple[InspectionAnswer, TaskReport]]) -> list[InspectionAnswer]:
+    """Return what tasks say of objects in the order of their units, and log the tasks."""
+    found = sorted(found, key=lambda one: one[0].number)
     tasks = [describe_task(*one) for one in found]
     _log.info("tasks_finished", job="inspect", tasks=tasks)
     return [answer for answer, _ in found]
@@ -174,8 +204,12 @@ def start_workers(
     session: SparkSession,
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
+    sample: StoreSample | None = None,
 ) -> None:
-    """Start as many workers as run at a time, and let them import the kernel and libraries."""
+    """Start as many workers as run at a time, and let them import the kernel and libraries.
+
+    They have the keys of this process, so `sample` is not looked at.
+    """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
     body = partial(_import_kernel, libraries)
@@ -300,8 +334,8 @@ def _release_rows(
     yield from write_targets(order, cut_rows(order, task, pieces))
 
 
-def _describe_units(
-    units: Iterator[InspectionUnit],
+def describe_units(
+    units: Iterable[InspectionUnit],
 ) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
     """The body of a task that tells a plan what objects hold."""
     prepare_worker()
@@ -312,10 +346,15 @@ def _describe_units(
 
 def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
+    import_libraries(libraries)
+    yield from rows
+
+
+def import_libraries(libraries: Sequence[str]) -> None:
+    """Make a worker ready for its first task."""
     prepare_worker()
     for name in libraries:
         import_module(name)
-    yield from rows
 
 
 def _keep_caches(self: zipimport.zipimporter) -> None:

@@ -213,6 +213,10 @@ _LOST_EXECUTOR_SIGNS = (
 )
 
 
+_BEFORE_PYTHON_ERROR: Final = (
+    "Traceback (most recent call last):",
+    "Please see the stack trace below.",  # through Spark Connect
+)
 _PYTHON_ERROR: Final = re.compile(r"(?!org\.)[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 
 
@@ -238,7 +242,7 @@ def extract_cause(error: BaseException) -> str:
         if not line.startswith("An error occurred while calling")
     ]
     cause = (causes[-1:] or own[:1] or [type(error).__name__])[0]
-    if cause.endswith("Traceback (most recent call last):"):
+    if cause.endswith(_BEFORE_PYTHON_ERROR):
         # The error of a Python worker is the last line of its traceback.
         cause = next(filter(_PYTHON_ERROR.match, reversed(found)), cause)
     return cause[:500]

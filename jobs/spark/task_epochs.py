@@ -44,8 +44,9 @@ from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
-from .python_tasks import KeptRows, run_inspection_job, run_read_job
+from .python_tasks import KeptRows
 from .spark_session import SparkSessions
+from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -195,7 +196,7 @@ def read_units(
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
     is_plain = explain_spark_expressions(spec, units) is None
-    run_job = run_read_job if is_plain else run_expression_job
+    run_job = choose_runner(sessions.full).run_read_job if is_plain else run_expression_job
     return run_job(sessions, order, units, build_settings_variable(spec))
 
 
@@ -253,7 +254,8 @@ def describe_objects_in_tasks(
 ) -> list[InspectedObject | TidegateError]:
     """Let tasks say what objects hold: each one, or why the store did not give it."""
     objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
-    answers = run_inspection_job(sessions, divide_objects(source, objects))
+    runner = choose_runner(sessions.full)
+    answers = runner.run_inspection_job(sessions, divide_objects(source, objects))
     return [found for answer in answers for found in answer.found]
 
 

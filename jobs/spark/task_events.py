@@ -31,8 +31,9 @@ from .epoch_context import (
     has_rows_from_mark,
 )
 from .ordered_release import ReleasedRows, is_waiting_whole
-from .python_tasks import count_maps, run_events_job, run_release_job
+from .python_tasks import count_maps
 from .task_epochs import TaskScans
+from .task_runner import choose_runner
 
 _TABLE: Final = f"table:{EVENTS}"
 _SEGMENT_SAMPLES: Final = 64
@@ -53,7 +54,8 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     plan = _plan_release(epoch, scans)
     if not plan.order.kept and not plan.order.segments:
         return ReleasedRows(segments=plan.untouched)
-    found = run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
+    runner = choose_runner(epoch.sessions.full)
+    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
     return _sum_answers(plan.untouched, found)
 
 
@@ -67,7 +69,8 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     for index in sorted(rows, key=lambda i: (order.members[i].place, order.members[i].partition)):
         firsts[index] = position
         position += rows[index]
-    return _sum_answers(live, run_events_job(scans.kept, order, firsts))
+    runner = choose_runner(epoch.sessions.full)
+    return _sum_answers(live, runner.run_events_job(scans.kept, order, firsts))
 
 
 def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.rows.topic_inputs import (
     FIELD,
+    OFF,
     encode_row,
     make_schema,
     message,
@@ -242,3 +243,10 @@ def test_other_topics_are_named(
     """With the reason."""
     spec = topic_spec("b:9092", kafka=kafka, **source)
     assert explain_other_rows(spec, LocalStore(tmp_path)) == f"source a: {reason}"
+
+
+def test_a_topic_through_spark_connect_is_named(tmp_path: Path) -> None:
+    """Its settings would have to be part of the plan."""
+    spec = topic_spec("b:9092", events={**OFF, "spark": {"master": "sc://far"}})
+    found = explain_other_rows(spec, LocalStore(tmp_path))
+    assert found == "source a: a topic whose settings a Spark Connect server does not have"

@@ -297,7 +297,7 @@ def test_late_rows_are_written_once_by_a_task_that_runs_twice(
         run(*given)
         return run(*given)
 
-    monkeypatch.setattr(task_epochs, "run_read_job", run_twice)
+    monkeypatch.setattr(python_tasks, "run_read_job", run_twice)
     pair.put("a", [{"t": 2 * SECOND, "k": "x", "v": 0.1}])
     moved, _ = pair.run(SECOND)
     (late,) = moved.files["late"]
@@ -325,7 +325,7 @@ def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
                 answers = [read_unit(order, unit).answer for unit in reversed(units)]
                 return answers[::-1], None
 
-            monkeypatch.setattr(task_epochs, "run_read_job", run_here)
+            monkeypatch.setattr(python_tasks, "run_read_job", run_here)
         visits = {**WINDOW, "kind": "session", "size": None, "gap": "1s"}
         pair = Pair(spec_with({"w": WINDOW, "s": visits}), session, tmp_path / folder)
         draw = random.Random(1)
@@ -534,7 +534,7 @@ def test_a_cluster_without_tidegate_keeps_spark_sql(
     def fail_to_import(*_: Any) -> None:
         raise PySparkException("ModuleNotFoundError: No module named 'tidegate'")
 
-    monkeypatch.setattr(mover, "start_workers", fail_to_import)
+    monkeypatch.setattr(python_tasks, "start_workers", fail_to_import)
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     assert pair.spark._in_tasks
     monkeypatch.setattr(pair.spark, "_in_tasks", pair.spark._has_python_workers())
