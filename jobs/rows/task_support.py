@@ -2,7 +2,6 @@
 
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.rules.native_support import (
-    explain_unnamed_columns,
     explain_unproven_expressions,
     explain_unproven_fold,
 )
@@ -26,8 +25,6 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
         not store.url.startswith(("s3://", "file://")) or " over " in store.url
     ):
         return "a store that tasks cannot open"
-    if (reason := explain_unnamed_columns(spec)) is not None:
-        return reason
     for name, source in spec.sources.items():
         if (reason := _explain_source(source)) is not None:
             return f"source {name}: {reason}"
