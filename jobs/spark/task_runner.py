@@ -49,4 +49,4 @@ class TaskRunner(Protocol):
 
 def choose_runner(session: SparkSession) -> TaskRunner:
     """The runner for a session: Spark Connect has no RDDs and no accumulators."""
-    return python_tasks if hasattr(session, "_jsparkSession") else frame_tasks
+    return python_tasks if hasattr(session, "sparkContext") else frame_tasks

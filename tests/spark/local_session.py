@@ -16,6 +16,9 @@ class LocalSession:
     def __init__(self) -> None:
         self.sparkContext = LocalContext()
 
+    def stop(self) -> None:
+        """There is nothing to stop."""
+
 
 class LocalContext:
     """The context of a `LocalSession`."""
