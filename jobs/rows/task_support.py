@@ -15,8 +15,6 @@ from .topic_reading import explain_other_topic
 
 def explain_other_rows(spec: PipelineSpec) -> str | None:
     """Why the rows of a pipeline do not go through Python tasks; None if they do."""
-    if spec.release.glom is not None:
-        return "release.glom"
     if (reason := explain_unnamed_columns(spec)) is not None:
         return reason
     for name, source in spec.sources.items():

@@ -233,7 +233,7 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
         ({}, {}, None),
         ({"barriers": {"kind": "kind", "types": ["stop"]}, "max_jump": "5s"}, {}, None),
         ({}, {"release": {"mode": "ordered"}, "outputs": {"events": True}}, None),
-        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, "release.glom"),
+        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, None),
         (
             {"frontier": "inclusive", "lag": "0"},
             {"release": {"mode": "ordered"}, "outputs": {"events": True}},
