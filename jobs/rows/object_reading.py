@@ -96,7 +96,7 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
     if "://" in uri:
         store, key = _locate_object(uri)
         path = io.BytesIO(store.get_version(key, part["etag"]))
-    if needs_decoding(source):
+    if needs_decoding(source, part["key"]):
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
 

@@ -73,16 +73,16 @@ class BadObject:
     rows: int | None = None
 
 
-def needs_decoding(spec: SourceSpec) -> bool:
-    """Return whether objects of this source are read through a decoded copy.
+def needs_decoding(spec: SourceSpec, key: str) -> bool:
+    """Return whether an object of this source is read through a decoded copy.
 
-    Of a Delta table without renamed columns only those in `column=value` folders are.
+    The key may leave out the source's own folder. A file of a Delta table that lies in
+    ``column=value`` folders lacks these columns.
     """
-    return (
-        spec.format != "parquet"
-        or bool(spec.evolution.renamed)
-        or (spec.table is not None and spec.table.format == "delta")
-    )
+    if spec.format != "parquet" or spec.evolution.renamed:
+        return True
+    is_delta = spec.table is not None and spec.table.format == "delta"
+    return is_delta and bool(parse_folder_values(key))
 
 
 def decode_to_parquet(

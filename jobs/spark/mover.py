@@ -108,7 +108,7 @@ class SparkMover:
         # The driver computes beside its tasks: with a cluster the rows belong on the executors.
         self._native = native and runs_on_one_host(spec.spark) and explain_spark_rows(spec) is None
         # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
-        self._in_tasks = native and explain_other_rows(spec, store) is None
+        self._in_tasks = native and explain_other_rows(spec) is None
         # A pipeline that needs no Spark SQL does not wait for a JVM; rare epochs start one.
         if not self._native or self._in_tasks or self._list_spark_windows():
             _ = self._sessions.full

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
@@ -33,6 +34,8 @@ class TaskRunner(Protocol):
     def run_release_job(
         self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
     ) -> list[FileAnswer]: ...
+
+    def run_build_job(self, sessions: SparkSessions, order: BuildOrder) -> BuildAnswer: ...
 
     def run_inspection_job(
         self, sessions: SparkSessions, units: list[InspectionUnit]

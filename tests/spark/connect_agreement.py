@@ -27,14 +27,16 @@ WINDOWS: dict[str, Any] = {
     },
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
-TABLES = ("events", "late", "dead_letters", *WINDOWS)
+TABLES = ("events", "late", "dead_letters", "built", *WINDOWS)
 FORMS = ("pass_through", "one_task", "shuffle")
 
 
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
     """Feed a pipeline with windows and events, whose late and dead rows are kept."""
     mode = "pass_through" if form == "pass_through" else "ordered"
-    release = {"mode": mode, "on_late": "side_output"}
+    release: dict[str, Any] = {"mode": mode, "on_late": "side_output"}
+    if mode == "ordered":
+        release["glom"] = {"dt": "2s", "max_rows": 3}
     spec = spec_of(windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
     for epoch in range(5):
