@@ -33,7 +33,7 @@ from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.session_folds import is_folded_by_parts
 from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rows.topic_reading import build_settings_variable
+from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.sources.input_view import InputView
@@ -201,13 +201,14 @@ class SparkMover:
         """
         try:
             variables = build_settings_variable(self._spec)
-            libraries = ["confluent_kafka"] if variables else []
             topics = [one.kafka for one in self._spec.sources.values() if one.kafka is not None]
+            libraries = ["confluent_kafka"] if topics else []
             if any(kafka.payload == "protobuf" for kafka in topics):
                 libraries.append("google.protobuf.message")
             session, key = self._sessions.full, BucketLayout(self._spec.name).lease_key
             sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
-            choose_runner(session).start_workers(session, variables, libraries, sample)
+            runner = choose_runner(session)
+            runner.start_workers(session, variables, libraries, sample, remove_settings(self._spec))
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)

@@ -49,7 +49,7 @@ def open_session(spec: PipelineSpec, settings: Mapping[str, str] | None = None) 
     not the spec's.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    if spec.spark.master.startswith("sc://"):
+    if spec.spark.uses_connect:
         return _open_connect_session(spec.spark)
     # Without it, tasks in Python run with whatever is called python3.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
