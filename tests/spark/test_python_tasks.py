@@ -467,6 +467,7 @@ def test_what_tasks_cannot_answer_is_left_to_spark_sql(
     seen: list[str] = []
     note = type("Log", (), {"info": lambda _, name, **more: seen.append(more["cause"])})()
     monkeypatch.setattr(task_epochs, "_log", note)
+    monkeypatch.setattr(task_epochs, "SENT_BYTES", 1)  # by way of the store
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}, {"t": 20 * SECOND, "k": "x", "v": 0.25}])
     pair.put("b", [{"t": 30 * SECOND, "k": "x", "v": 0.5}])
@@ -475,8 +476,8 @@ def test_what_tasks_cannot_answer_is_left_to_spark_sql(
     early = -(10**9) * SECOND * 40 if reason == "times" else 25 * SECOND
     if reason == "bytes":
 
-        def limit_answers(*given: Any) -> ReadOrder:
-            return replace(ReadOrder(*given), most_bytes=1)
+        def limit_answers(*given: Any, **more: Any) -> ReadOrder:
+            return replace(ReadOrder(*given, **more), most_bytes=1)
 
         monkeypatch.setattr(task_epochs, "ReadOrder", limit_answers)
     pair.put("a", [{"t": early, "k": "x", "v": 0.5}, {"t": 26 * SECOND, "k": "x", "v": 0.5}])
