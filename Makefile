@@ -279,7 +279,7 @@ warm: venv java # Spark's classes, archived once: every driver of the demo and t
 	@$(BIN)/tidegate warm
 
 .PHONY: docs
-docs: venv ## write docs/options.md and docs/errors.md again from the code
+docs: venv ## write the reference pages (options, errors, alerts, output) again from the code
 	$(BIN)/python docs/generate.py
 
 .PHONY: wheel

@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: options, errors, and output of commands.
+"""Writes the reference pages that follow from the code: options, errors, alerts and output.
 
 `python docs/generate.py` writes the pages; with ``--check`` it only says which are out of date.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import importlib
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -70,7 +71,25 @@ over; *poison* and *configuration* need a person. Words in braces are filled in 
 This page is generated from the catalogues (`errors.toml` of each folder) by `make docs`.
 """
 
+_ALERT_VARIABLE = re.compile(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}")
 _ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do | folder |
+|---|---|---|---|---|---|"""
+
+_ALERTS_HEAD = """# Every alert
+
+Prometheus decides these alerts, by the rules in `infra/deploy/alerts.yaml`, from the
+[metrics of drivers and landings](observability.md#metrics-of-drivers). All rules are on once
+Prometheus loads the file, as the one of `infra/deploy/compose` does.
+An alert fires when its condition has held for the time in the third column. Words in braces are
+filled in when it fires.
+
+Prometheus shows the alerts that fire. To send them to people, run an Alertmanager, and name it
+under `alerting.alertmanagers` in Prometheus' configuration. The one of `infra/deploy/compose`
+names none. What fails in Airflow is reported by [Airflow's notifiers](airflow.md#notifications).
+
+This page is generated from the rules by `make docs`.
+
+| alert | severity | after | what it says | what to do | guarantee |
 |---|---|---|---|---|---|"""
 
 
@@ -270,6 +289,29 @@ def render_errors() -> str:
     return "\n".join(parts)
 
 
+def render_alerts() -> str:
+    """Return the text of docs/alerts.md."""
+    rules = _PAGES.parent / "infra" / "deploy" / "alerts.yaml"
+    lines = [_ALERTS_HEAD]
+    for group in YAML(typ="safe").load(rules)["groups"]:
+        lines += [_render_alert(rule) for rule in group["rules"]]
+    return "\n".join(lines) + "\n"
+
+
+def _render_alert(rule: dict[str, Any]) -> str:
+    """Return the row of one Prometheus rule."""
+    notes = rule["annotations"]
+    texts = [_ALERT_VARIABLE.sub(r"{\1}", notes[name]) for name in ("summary", "action")]
+    cells = (
+        f"`{rule['alert']}`",
+        rule["labels"]["severity"],
+        rule.get("for", "at once"),
+        *texts,
+        notes["guarantee"],
+    )
+    return f"| {' | '.join(_join_lines(cell) for cell in cells)} |"
+
+
 def render_error_codes() -> str:
     """Return the text of operators/web/errors.html: the rows of docs/errors.md, without folders."""
     heads = ("Class", "What happened", "What was kept", "What to do")
@@ -307,6 +349,7 @@ def write_pages(*, check: bool) -> list[str]:
     pages = {
         "options.md": render_options(),
         "errors.md": render_errors(),
+        "alerts.md": render_alerts(),
         "command-output.md": render_page(),
         "command-output.json": json.dumps(build_schema(), indent=1) + "\n",
         "../operators/web/errors.html": render_error_codes(),

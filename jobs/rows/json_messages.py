@@ -64,13 +64,14 @@ def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
     return plan_messages(source) if get_kafka_options(source).payload == "json" else None
 
 
-def plan_messages(source: SourceSpec) -> PlainMessages | None:
-    """As `plan_plain_messages`, for messages that are JSON objects or are made to be such."""
+def plan_messages(source: SourceSpec, more: frozenset[str] = frozenset()) -> PlainMessages | None:
+    """As `plan_plain_messages`, for messages of any kind; `more` are types that they may have."""
     kafka = get_kafka_options(source)
     named = {kafka.key: "key", kafka.timestamp: "timestamp"}
     envelope = {column: own for column, own in named.items() if column is not None}
     payload = list_payload_columns(source)
-    known = all(kind in _PLAIN_KINDS or kind.startswith("decimal") for kind in payload.values())
+    kinds = _PLAIN_KINDS | more
+    known = all(kind in kinds or kind.startswith("decimal") for kind in payload.values())
     text_key = kafka.key is None or source.columns[kafka.key] == "string"
     if kafka.headers or not (payload and known and text_key):
         return None
@@ -111,7 +112,13 @@ def list_field_kinds(source: SourceSpec) -> dict[str, str]:
 
 def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
     """Return the rows of plain messages, and the messages that Spark has to read."""
-    found = parse_objects(batch["value"], plan)
+    return join_messages(batch, parse_objects(batch["value"], plan), plan)
+
+
+def join_messages(
+    batch: pa.RecordBatch, found: pa.Array, plan: PlainMessages
+) -> tuple[pa.Table, pa.Table]:
+    """As `split_messages`, of messages whose fields are known; null where Spark reads one."""
     if "key" in plan.envelope.values() and _has_odd_keys(batch):
         found = pa.nulls(len(found), found.type)
     plain = found.is_valid()
@@ -196,7 +203,7 @@ def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)
     for field in schema:
-        column, strange = _convert_column(found[field.name].combine_chunks(), field.type, plan.tick)
+        column, strange = convert_column(found[field.name].combine_chunks(), field.type, plan.tick)
         columns.append(column)
         if strange is not None:
             odd |= strange
@@ -214,7 +221,7 @@ def _choose_parsed_type(kind: pa.DataType, tick: int | None) -> pa.DataType:
     return pa.string() if pa.types.is_date(kind) else kind
 
 
-def _convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[Any, Any]:
+def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[Any, Any]:
     """The values as they were parsed, as values of a type, and which of them Spark has to read.
 
     Raises:

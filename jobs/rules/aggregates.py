@@ -194,9 +194,16 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
         f"coalesce(list{_ORDERED.replace('_seq is', '({x}) is')}, [])",
         _ANY,
     ),
-    # The states of these are Spark's own, and so is the language of the last.
-    AggregateFunction.APPROX_DISTINCT: AggregateRule(_plan_approx_distinct, lambda _: pa.int64()),
-    AggregateFunction.APPROX_QUANTILE: AggregateRule(_plan_approx_quantile, lambda _: pa.float64()),
+    # Of other types the texts differ, or the doubles.
+    AggregateFunction.APPROX_DISTINCT: AggregateRule(
+        _plan_approx_distinct,
+        lambda _: pa.int64(),
+        native_types=(*_WHOLE, "string", "boolean"),
+    ),
+    AggregateFunction.APPROX_QUANTILE: AggregateRule(
+        _plan_approx_quantile, lambda _: pa.float64(), native_types=(*_WHOLE, *_FLOATS)
+    ),
+    # Its language is Spark's own.
     AggregateFunction.SQL: AggregateRule(_plan_collect, _keep_type),
 }
 
@@ -254,6 +261,14 @@ def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> Aggrega
     return plan
 
 
+def _select_key_sql(key: str, kind: str | None) -> str:
+    """A key column. Of doubles all NaN are one key, and -0.0 is 0.0, as Spark SQL groups them."""
+    name = quote_name(key)
+    if kind not in _FLOATS:
+        return name
+    return f"IF(isnan({name}), CAST('NaN' AS {kind}), {name} + CAST(0 AS {kind}))"
+
+
 class Aggregation:
     """The expressions of one window's aggregates, and what they make of rows.
 
@@ -274,7 +289,10 @@ class Aggregation:
     def __init__(self, spec: PipelineSpec, name: str) -> None:
         self.name, self.window = name, spec.windows[name]
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
-        self.key_columns = [f"{quote_name(key)} AS _k{i}" for i, key in enumerate(self.window.keys)]
+        self.key_columns = [
+            f"{_select_key_sql(key, spec.columns.get(key))} AS _k{i}"
+            for i, key in enumerate(self.window.keys)
+        ]
         self.group_columns = ["_ws", "_we", *self.keys]
         self.plans: dict[str, AggregatePlan] = {
             output: plan_aggregate(what, i, spec.columns)

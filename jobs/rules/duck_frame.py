@@ -8,6 +8,7 @@ An error of DuckDB (a sum that overflows, a name that it does not know) says not
 Spark SQL then computes the epoch.
 """
 
+import atexit
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,6 +22,8 @@ import duckdb
 import numpy as np
 
 from tidegate.json_types import read_data_file
+
+from .sketch_states import register_sketches
 
 Frame = Any
 """A DataFrame of Spark or a `DuckFrame`."""
@@ -79,6 +82,7 @@ def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
     engine = duckdb.connect()
     if for_frames:
         engine.execute("SET threads = 1; SET enable_external_access = false")
+    register_sketches(engine)
     for macro in _DIALECT["macros"]:
         engine.execute(f"CREATE MACRO {macro}")
     return engine
@@ -108,8 +112,16 @@ class _RenewedEngine:
             self._sessions += 1
             return self._engine.cursor()
 
+    def drop_engine(self) -> None:
+        """Let the next session begin with a new engine."""
+        with self._lock:
+            self._engine = None
+
 
 _ENGINES = {which: _RenewedEngine(for_frames=which) for which in (False, True)}
+# DuckDB's binding complains about functions in Python that outlive the interpreter.
+for _engine in _ENGINES.values():
+    atexit.register(_engine.drop_engine)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from tidegate.jobs.rows.json_messages import (
     list_former_names,
     list_payload_columns,
 )
-from tidegate.jobs.rows.protobuf_messages import read_schema_file
+from tidegate.jobs.rows.message_schemas import read_schema_file
 from tidegate.jobs.rows.protobuf_texts import find_message_index, require_message
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text

@@ -1,4 +1,4 @@
-"""docs/options.md and docs/errors.md follow from the code and explain every field and code."""
+"""The reference pages follow from code and rules, and explain every field, code and alert."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 
 import pytest
 from pydantic import BaseModel, TypeAdapter
+from ruamel.yaml import YAML
 
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -52,6 +53,17 @@ def list_table_rows(text: str) -> Iterator[list[str]]:
     for line in text.splitlines():
         if line.startswith("| `"):
             yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def test_each_alert_has_its_severity_text_and_advice(generate: ModuleType) -> None:
+    """The page names every Prometheus rule; none of Prometheus' own templates is left in it."""
+    rules = YAML(typ="safe").load(ROOT / "infra" / "deploy" / "alerts.yaml")["groups"][0]["rules"]
+    page = generate.render_alerts()
+    rows = list(list_table_rows(page))
+    expected = [(f"`{rule['alert']}`", rule["labels"]["severity"]) for rule in rules]
+    assert [(row[0], row[1]) for row in rows] == expected
+    assert all(len(row) == 6 and all(row) for row in rows)
+    assert "{{" not in page
 
 
 def test_reference_pages_are_current(generate: ModuleType) -> None:

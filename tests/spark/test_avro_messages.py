@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.servers.jars import CONNECTOR, spark_jars
 from tests.spark.kafka_topics import rows
-from tidegate.errors import TransientError
 from tidegate.jobs.sources.kafka_source import UnusableSchema
 
 if TYPE_CHECKING:
@@ -31,18 +29,6 @@ PLAIN: dict[str, Any] = {
     "payload": "avro",
     "registry": "http://127.0.0.1:9",
 }
-
-
-@pytest.fixture
-def avro(session: SparkSession) -> SparkSession:
-    """A session that has Spark's Avro package."""
-    try:
-        found = spark_jars("spark-kafka", CONNECTOR)
-    except TransientError as error:
-        pytest.skip(f"no registry with Spark's packages: {error.message}")
-    for jar in found:
-        session.sql(f"ADD JAR '{jar}'")
-    return session
 
 
 def encoded(value: Any) -> bytes:

@@ -44,8 +44,9 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
         return SimpleNamespace(stop=lambda: None)
 
     monkeypatch.setattr(mover, "open_session", open_nothing)
-    monkeypatch.setattr(mover, "start_workers", lambda *_: None)
-    monkeypatch.setattr(task_epochs, "run_read_job", run_here)
+    runner = SimpleNamespace(start_workers=lambda *_: None, run_read_job=run_here)
+    for module in (mover, task_epochs):
+        monkeypatch.setattr(module, "choose_runner", lambda _: runner)
     return jobs
 
 

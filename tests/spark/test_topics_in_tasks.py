@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.rows.topic_inputs import (
@@ -21,22 +18,15 @@ from tests.rows.topic_inputs import (
     topic_spec,
 )
 from tests.servers.kafka_in_process import KafkaInProcess
-from tests.spark.agreement import SECOND
 from tests.spark.kafka_topics import rows as decoded_rows
 from tests.spark.kafka_topics import spec_of as messages_spec
-from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
-from tidegate.checkpoints.local_store import LocalStore
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
-from tidegate.jobs.eventtime.decider import create_initial_state, decide
+from tests.spark.topic_epochs import at_utc, read_events, read_rows, run_epoch
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.dead_messages import explain_dead_message, show_message
 from tidegate.jobs.rows.protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ
-from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.spark import kafka_staging, mover
-from tidegate.jobs.spark.mover import SparkMover
-from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,25 +37,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 @pytest.fixture
 def broker() -> KafkaInProcess:
     return KafkaInProcess()
-
-
-def run_epoch(
-    spec: PipelineSpec, session: SparkSession, folder: Path, cut: Cut, *, in_tasks: bool
-) -> tuple[Any, MoveResult]:
-    """Survey and counters of a first epoch over a cut, by tasks or by the driver."""
-    store = InputView(LocalStore(folder / "store"), spec, folder / "view")
-    found = SparkMover(store, spec, folder / "work", session=session)
-    assert found._in_tasks
-    found._in_tasks = in_tasks
-    folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
-    state = create_initial_state(spec)
-    try:
-        surveyed = found.survey(cut, state, folders)
-        decision = decide(spec, state, replace(surveyed.survey, now=SECOND))
-        moved = found.move(MoveOrder(cut, decision, (), folders, 0), surveyed)
-    finally:
-        found.close()
-    return surveyed.survey.members, moved
 
 
 @pytest.mark.parametrize("bad", [False, True])
@@ -145,22 +116,6 @@ def test_tasks_write_the_events_that_the_driver_writes(
     assert found == read_events(by_driver, tmp_path / "driver")
     assert [row["position"] for row in found] == list(range(len(found)))
     assert found
-
-
-def read_events(moved: MoveResult, folder: Path) -> list[dict[str, Any]]:
-    """The rows of the events table in the order of their positions."""
-    return read_rows(moved, folder, "events", "position")
-
-
-def read_rows(moved: MoveResult, folder: Path, table: str, order: str) -> list[dict[str, Any]]:
-    """The rows of a table, by a column."""
-    refs = moved.files[table]
-    rows = [
-        row
-        for ref in refs
-        for row in pq.read_table(folder / "store" / ref.key, partitioning=None).to_pylist()
-    ]
-    return sorted(rows, key=lambda row: int(row[order]))
 
 
 @pytest.mark.parametrize("schema_id", [None, 7])
@@ -289,13 +244,6 @@ def test_values_of_protobuf_messages_are_those_of_spark(
             assert shown == {name: at_utc(held) for name, held in row.items()}, value
             compared += 1
     assert compared > 60
-
-
-def at_utc(value: Any) -> Any:
-    """A value; a time as one without a zone, in UTC."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None)
-    return value
 
 
 ODD: list[bytes | None] = [

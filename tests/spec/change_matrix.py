@@ -243,12 +243,14 @@ class Trial:
     Attributes:
         world: the pipeline, with the spec before deployed.
         verdict: a word of the table in the docs that has to hold; empty for a field.
+        is_valid: whether the file with it can be read. Otherwise nothing judges the change.
     """
 
     world: World
     what: str
     new: Raw
     verdict: str = ""
+    is_valid: bool = True
     differences: list[str] = field(default_factory=list)
 
     def run(self, around: Around) -> Cell:
@@ -264,7 +266,9 @@ class Trial:
         except ConfigurationError as error:
             # No plan and no deploy reads it, and drivers go on with what is deployed.
             self._expect(world.choose().spec == old, "a driver runs an invalid file")
+            self._expect(not self.is_valid, "no plan judges the file, because it is invalid")
             return self._make_cell(around, Outcome.REFUSED, error.message)
+        self._expect(self.is_valid, "the file is valid")
         plan = world.plan(spec)
         self._check_plan(plan, old, spec)
         reason = "; ".join(f"{one.what}: {one.why}" for one in plan.rows)
@@ -411,7 +415,8 @@ class Bases:
         """Deploy a changed spec, and judge what comes of it."""
         if isinstance(change, FieldChange):
             world = self.open((change.old,), is_busy=True)
-            return Trial(world, change.field, change.new).run(around)
+            trial = Trial(world, change.field, change.new, is_valid=change.is_valid)
+            return trial.run(around)
         world = self.open(change.specs[:-1], is_busy=change.is_busy)
         return Trial(world, change.row, change.specs[-1], change.verdict).run(around)
 
@@ -478,7 +483,7 @@ def _list_table_rows() -> list[TableRow]:
         change("`lateness` of a window, larger", "refused", edit_window(lateness="5s")),
         change("`lateness` of a window, larger", "kept", edit_window(lateness="5s"), is_busy=False),
         change("`on_late`, `late_unit`", "kept", edit_window(on_late="drop")),
-        change("`min_window_start`", "kept", edit_window(min_window_start="2026-01-01T00:00:00Z")),
+        change("`min_window_start`", "kept", edit_window(min_window_start=1)),
         change("a source added", "kept", wide),
         change("a source removed", "dropped", {"sources": {"b": None}}),
         change("`lag`, idle and barrier", "kept", {"sources": {"a": {"lag": "9s"}}}),

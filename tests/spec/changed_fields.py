@@ -1,7 +1,7 @@
 """For each field of a spec, a valid spec and the same spec with another value in the field.
 
-The values are tried one after the other until the models accept one. A field that needs a special
-value has it in `VALUES`.
+The values are tried one after the other until the models accept one that has an effect. A field
+that needs a special value has it in `VALUES`. A field without any such value is in `NO_VALUES`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from tests.spec.field_effects import list_models
 
+from tidegate.jobs.spec.ineffective_fields import list_ineffective_fields
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -116,13 +117,19 @@ _SETTINGS: tuple[Raw, ...] = (
         "reducers": None,
         "release": {"glom": {"dt": "5s"}},
     },
+    {"sources": {"a": {"format": "csv"}}},
+    {"sources": {"a": {"discovery": {"order": "arrival"}}}},
+    {"sources": {"a": merge(_KAFKA, {"kafka": {"payload": "avro", "schema_file": "x.avsc"}})}},
+    {"sources": {"a": merge(_KAFKA, {"kafka": {"payload": "avro", "registry": "http://r"}})}},
     {"supervision": {"submit": {"conn_id": "spark"}}},
+    {"supervision": {"approval": True}},
+    {"splice": {"offer_rows": 5}},
     {"outputs": {"layout": {"events": {"partition_by": ["day(t)"]}}}},
 )
 _CANDIDATES: tuple[Any, ...] = (
     # A text before a number: a spec on disk writes a duration with its unit.
     *(True, False, "v > 1", "7s", "5m", "2h", 7, 3, 2, 1, 0.5, 0),
-    *("other", "inbox/y/", "u", "kind", "csv", "max(n)", "https://x.org/y"),
+    *("other", "inbox/y/", "u", "kind", "csv", "max(n)", "https://x.org/y", "@weekly", "env:T"),
     *([one] for one in ("v", "kind", "other", "a", "events", "w")),
     *({"other": one} for one in ("x", "string", "count(*)")),
     {},
@@ -233,6 +240,7 @@ VALUES: dict[str, tuple[Raw, Raw]] = {
         {"sinks": {"s": {"options": {"compression.type": "zstd"}}}},
     ),
     "spark.conf": (_NONE, {"spark": {"conf": {"spark.sql.shuffle.partitions": "3"}}}),
+    "supervision.backfill": (_NONE, {"supervision": {"backfill": "@weekly"}}),
     "supervision.submit.conf": (
         {"supervision": {"submit": {"conn_id": "s"}}},
         {"supervision": {"submit": {"conf": {"spark.executor.memory": "3g"}}}},
@@ -241,33 +249,49 @@ VALUES: dict[str, tuple[Raw, Raw]] = {
 }
 
 
+NO_VALUES = {
+    (PipelineSpec, "apiVersion"),
+    *((JobSpec, name) for name in ("apiVersion", "kind")),
+    *((JobSpec, f"checkpoint.{name}") for name in ("min_interval", "idle_interval", "idle_epochs")),
+    *((JobSpec, f"supervision.{name}") for name in ("backfill", "announce")),
+}
+"""Fields in which a file is refused whatever else they say: there is one version, another kind is
+another model, and a job has some fields only because it shares them with pipelines."""
+
+
 @dataclass(frozen=True)
 class FieldChange:
-    """Two specs that differ in one field."""
+    """Two specs that differ in one field.
+
+    Attributes:
+        is_valid: whether the file with the other value can be read.
+    """
 
     field: str
     old: Raw
     new: Raw
+    is_valid: bool = True
 
 
 def find_change(model: type[PipelineSpec] | type[JobSpec], field: str) -> FieldChange | None:
     """The change of a field; None if no value is accepted."""
     base = BASE if model is PipelineSpec else JOB
+    is_valid = (model, field) not in NO_VALUES
     if field in VALUES:
         setting, change = VALUES[field]
         old = merge(base, setting)
-        return FieldChange(field, old, merge(old, change))
+        return FieldChange(field, old, merge(old, change), is_valid)
     for setting in _SETTINGS:
         old = merge(base, setting)
-        before = _dump(model, old)
+        before = _dump(model, old, has_effect=is_valid)
         if before is None:
             continue
         for value in (*_list_choices(field), *_CANDIDATES):
             for place in _list_places(old, field):
                 new = _put(old, place, value)
-                after = _dump(model, new)
+                after = _dump(model, new, has_effect=is_valid)
                 if after is not None and list_paths(before, after) == {place}:
-                    return FieldChange(field, old, new)
+                    return FieldChange(field, old, new, is_valid)
     return None
 
 
@@ -297,12 +321,16 @@ def _iterate_choices(kind: Any) -> Iterator[Any]:
 _CHOICES = _collect_choices()
 
 
-def _dump(model: Any, raw: Raw) -> Raw | None:
+def _dump(model: Any, raw: Raw, *, has_effect: bool) -> Raw | None:
+    """What the model makes of a spec; None if the spec is not valid."""
     try:
-        dumped: Raw = model.model_validate(raw).model_dump(mode="json", by_alias=True)
-        return dumped
+        spec = model.model_validate(raw)
     except ValidationError:
         return None
+    if has_effect and list_ineffective_fields(spec):
+        return None
+    dumped: Raw = spec.model_dump(mode="json", by_alias=True)
+    return dumped
 
 
 def _list_places(raw: Raw, field: str) -> list[str]:

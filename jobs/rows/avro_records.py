@@ -1,0 +1,396 @@
+"""Avro messages as values of the declared columns, by fastavro.
+
+Spark's own reader is Java's. What the two might read in another way is not read here: schemas and
+values out of the ordinary raise an error, and Spark SQL reads them.
+"""
+
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache
+from typing import Any, Final
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.jobs.engine.arrow_tables import to_arrow_type
+from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
+from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.row_rules import build_text_pattern
+from tidegate.json_types import JsonObject
+
+from .json_messages import convert_column, list_field_kinds
+
+_PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
+_FIELD_TYPES: Final[dict[tuple[str, str | None], pa.DataType]] = {
+    ("boolean", None): pa.bool_(),
+    ("int", None): pa.int32(),
+    ("long", None): pa.int64(),
+    ("float", None): pa.float32(),
+    ("double", None): pa.float64(),
+    ("bytes", None): pa.binary(),
+    ("fixed", None): pa.binary(),
+    ("string", None): pa.string(),
+    ("string", "uuid"): pa.string(),
+    ("enum", None): pa.string(),
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+}
+_SOURCES: Final = {
+    "boolean": ("bool",),
+    "int": ("int32", "int64", "string"),
+    "long": ("int32", "int64", "string"),
+    "float": ("float",),
+    "double": ("float", "double", "int32", "int64"),
+    "decimal": ("decimal", "int32", "int64", "string"),
+    "string": ("string",),
+    "binary": ("binary",),
+    "date": ("date32[day]", "string"),
+    "timestamp": ("timestamp", "string"),
+}
+"""Declared type -> types of fields of which a value becomes one here as in Spark SQL."""
+_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_FULL_NAME: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*", re.ASCII)
+_SPARK_TYPE: Final = b"spark.sql.catalyst.type"
+"""A property by which a number of a schema is an interval for Spark."""
+_MOST_DIGITS: Final = 38
+_INT: Final = "tidegate-int"
+
+
+class _OtherSchemaError(ValueError):
+    """A schema that Spark might read in another way, or not at all."""
+
+
+def _read_int(number: int, *_: Any) -> int:
+    if not -(1 << 31) <= number < 1 << 31:  # fastavro reads a long
+        raise OverflowError(number)
+    return number
+
+
+_ODD_SCHEMA_ERRORS: Final = (
+    _OtherSchemaError,
+    fastavro.schema.SchemaParseException,
+    # Of what has another value in a place than schemas have.
+    *(ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError),
+)
+
+
+# fastavro's documented registry of custom logical types. It is global, hence the prefix.
+fastavro.read.LOGICAL_READERS[f"int-{_INT}"] = _read_int
+
+
+@dataclass(frozen=True)
+class AvroRecords:
+    """How the records of a schema are read.
+
+    Attributes:
+        physical: the schema without logical types, as fastavro has parsed it.
+        fields: field -> its type as a column; None if it has none here.
+    """
+
+    physical: Any
+    fields: Mapping[str, pa.DataType | None]
+
+    def read_record(self, body: bytes) -> JsonObject | None:
+        """Return the values of a message's fields; None if it is not a record of the schema.
+
+        Spark has nulls for such a message, so a record of nulls is none either. What is behind a
+        record is ignored.
+
+        Raises:
+            pa.ArrowInvalid: only Spark SQL can tell.
+        """
+        try:
+            record: Any = fastavro.schemaless_reader(io.BytesIO(body), self.physical, None)
+            written = io.BytesIO()
+            fastavro.schemaless_writer(written, self.physical, record)
+        except EOFError:
+            return None
+        # fastavro lets the exceptions of damaged bytes through, of any kind.
+        except Exception as error:
+            raise pa.ArrowInvalid(f"a record that only Spark SQL reads: {error!r}") from error
+        # Numbers that are too long or negative lengths are other values in other libraries.
+        if not body.startswith(written.getvalue()):
+            raise pa.ArrowInvalid("a record that only Spark SQL reads")
+        return None if all(value is None for value in record.values()) else record
+
+
+@cache
+def plan_records(schema: bytes) -> AvroRecords | None:
+    """Return how the records of a schema are read; None if Spark SQL has to read them."""
+    try:
+        found = json.loads(schema)
+        if _SPARK_TYPE in schema or not isinstance(found, dict):
+            return None
+        parsed: Any = fastavro.parse_schema(found)
+        if parsed.get("type") != "record":
+            return None
+        reducer = _SchemaReducer()
+        fields = {
+            field["name"]: reducer.reduce_field(field, nested=False) for field in parsed["fields"]
+        }
+        kinds = {name: kind for name, (_, kind) in fields.items()}
+        physical = {name: own for name, (own, _) in fields.items()}
+        record = fastavro.parse_schema(reducer.build_record(parsed, physical))
+    except _ODD_SCHEMA_ERRORS:
+        return None
+    return AvroRecords(record, kinds)
+
+
+class _SchemaReducer:
+    """Reduces a schema to physical types, and refuses what is out of the ordinary."""
+
+    def __init__(self) -> None:
+        self._done = set[str]()
+
+    def reduce_field(self, field: JsonObject, *, nested: bool) -> tuple[Any, pa.DataType | None]:
+        """The physical schema of a field and its type as a column."""
+        _require_ordinary(_is_fit_default(field))
+        _require_ordinary(field.get("order", "ascending") in ("ascending", "descending", "ignore"))
+        _require_ordinary(all(map(_NAME.fullmatch, [field["name"], *field.get("aliases", ())])))
+        return self._reduce_type(field["type"], nested=nested)
+
+    def build_record(self, schema: JsonObject, fields: JsonObject) -> JsonObject:
+        """A record with these fields; Spark takes the names of fields in any case."""
+        _require_ordinary(bool(fields) and len({name.lower() for name in fields}) == len(fields))
+        self._note_name(schema)
+        declared = [{"name": name, "type": own} for name, own in fields.items()]
+        return {"type": "record", "name": schema["name"], "fields": declared}
+
+    def _note_name(self, schema: JsonObject) -> None:
+        _require_ordinary(
+            all(map(_FULL_NAME.fullmatch, [schema["name"], *schema.get("aliases", ())]))
+        )
+        self._done.add(schema["name"])
+
+    def _reduce_type(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
+        if isinstance(schema, list):
+            return self._reduce_union(schema, nested=nested)
+        if isinstance(schema, str) and schema not in _PRIMITIVES:
+            # Not known yet: a record inside itself, which Spark refuses. Null is but in unions.
+            _require_ordinary(schema in self._done)
+            return schema, None
+        own: Any = {"type": schema} if isinstance(schema, str) else schema
+        if not isinstance(own["type"], str):
+            return self._reduce_type(own["type"], nested=nested)
+        match own:
+            case {"type": "record", "fields": fields}:
+                reduced = {field["name"]: self.reduce_field(field, nested=True) for field in fields}
+                return self.build_record(own, {n: kind for n, (kind, _) in reduced.items()}), None
+            case {"type": "array", "items": items}:
+                return {"type": "array", "items": self._reduce_type(items, nested=True)[0]}, None
+            case {"type": "map", "values": values}:
+                return {"type": "map", "values": self._reduce_type(values, nested=True)[0]}, None
+        kind = _find_type(own)
+        # The ranges of nested values are not looked at.
+        _require_ordinary(not nested or own.get("logicalType") in (None, "uuid"))
+        return self._reduce_leaf(own), kind
+
+    def _reduce_union(self, options: list[Any], *, nested: bool) -> tuple[Any, pa.DataType | None]:
+        others = [option for option in options if option != "null"]
+        _require_ordinary(bool(others) and len(options) - len(others) <= 1)
+        # Java refuses a type twice, and a union in a union.
+        plain = [one if isinstance(one, str) else one["type"] for one in others]
+        _require_ordinary(len(set(plain)) == len(plain))
+        is_plain = len(others) == 1
+        reduced = [
+            (option, None)
+            if option == "null"
+            else self._reduce_type(option, nested=nested or not is_plain)
+            for option in options
+        ]
+        kinds = [kind for option, kind in reduced if option != "null"]
+        return [option for option, _ in reduced], kinds[0] if is_plain else None
+
+    def _reduce_leaf(self, own: JsonObject) -> Any:
+        match own:
+            case {"type": "int"}:
+                return {"type": "int", "logicalType": _INT}
+            case {"type": "enum", "name": name, "symbols": symbols}:
+                self._note_name(own)
+                _require_ordinary(all(map(_NAME.fullmatch, symbols)))
+                _require_ordinary(len(set(symbols)) == len(symbols))
+                _require_ordinary(own.get("default", symbols[0]) in symbols)
+                return {"type": "enum", "name": name, "symbols": symbols}
+            case {"type": "fixed", "name": name, "size": size}:
+                if "logicalType" not in own:  # what refers to it is not looked at
+                    self._note_name(own)
+                _require_ordinary(isinstance(size, int) and size > 0)
+                return {"type": "fixed", "name": name, "size": size}
+        return own["type"]
+
+
+def _require_ordinary(condition: bool) -> None:
+    if not condition:
+        raise _OtherSchemaError
+
+
+def _find_type(own: JsonObject) -> pa.DataType:
+    kind, logical = own["type"], own.get("logicalType")
+    if logical != "decimal":
+        _require_ordinary((kind, logical) in _FIELD_TYPES)
+        return _FIELD_TYPES[kind, logical]
+    precision, scale = own["precision"], own.get("scale", 0)
+    _require_ordinary(kind in ("bytes", "fixed") and 0 <= scale <= precision <= _MOST_DIGITS)
+    _require_ordinary(kind == "bytes" or 10**precision < 1 << 8 * own["size"] - 1)
+    return pa.decimal128(precision, scale)
+
+
+def _is_fit_default(field: JsonObject) -> bool:
+    """Whether the default of a field is certain to be one for Java as well."""
+    if "default" not in field:
+        return True
+    default, own = field["default"], field["type"]
+    own = own[0] if isinstance(own, list) else own
+    match own["type"] if isinstance(own, dict) else own:
+        case "null":
+            return default is None
+        case "boolean":
+            return isinstance(default, bool)
+        case "float" | "double" if isinstance(default, float):
+            return math.isfinite(default)
+        case "int" | "long" | "float" | "double":
+            return type(default) is int and abs(default) < 1 << 31
+        case "enum":
+            return default in own["symbols"]
+        case "string":
+            return isinstance(default, str)
+        case "array":
+            return bool(default == [])
+        case "map":
+            return bool(default == {})
+    return False
+
+
+def is_readable_schema(schema: bytes, source: SourceSpec) -> bool:
+    """Whether tasks read all messages of a schema that have ordinary values."""
+    records = plan_records(schema)
+    if records is None:
+        return False
+    fields = _find_fields(records, source)
+    return all(_is_source(records.fields[name], kind, source) for name, kind in fields.items())
+
+
+def _find_fields(records: AvroRecords, source: SourceSpec) -> dict[str, str]:
+    """Field that is wanted of a schema -> declared kind; the old name of one if it has no new."""
+    renamed = source.evolution.renamed
+    return {
+        name: kind
+        for name, kind in list_field_kinds(source).items()
+        if name in records.fields and renamed.get(name) not in records.fields
+    }
+
+
+def _is_source(kind: pa.DataType | None, declared: str, source: SourceSpec) -> bool:
+    if kind is None:
+        return False
+    if declared == "timestamp" and pa.types.is_integer(kind):
+        return source.parse.timestamps in TICKS_PER_UNIT
+    own = str(kind) if "[day]" in str(kind) else re.split(r"\[|128", str(kind))[0]
+    return own in _SOURCES.get(declared.partition("(")[0], ())
+
+
+def convert_records(
+    records: AvroRecords, found: Sequence[JsonObject], fields: pa.Schema, source: SourceSpec
+) -> pa.StructArray:
+    """Return records as structs of the wanted fields.
+
+    Raises:
+        pa.ArrowException: only Spark SQL can tell what a value becomes.
+    """
+    wanted = _find_fields(records, source)
+    columns = {}
+    for name, kind in records.fields.items():
+        values = [record[name] for record in found]
+        # Also of others: a value out of range makes a record of nulls in Spark.
+        if kind is not None and (name in wanted or not _is_plain(kind)):
+            columns[name] = _make_column(values, kind)
+    own = [
+        _convert_field(columns[field.name], wanted[field.name], source)
+        if field.name in wanted
+        else pa.nulls(len(found), field.type)
+        for field in fields
+    ]
+    return pa.StructArray.from_arrays(own, fields=list(fields))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _make_column(values: list[Any], kind: Any) -> pa.Array:
+    """The values of a field, as the schema of the messages has it."""
+    if pa.types.is_decimal(kind):
+        return pa.array(_make_decimals(values, kind.scale), kind)
+    if pa.types.is_date(kind):
+        return _require_range(pa.array(values, pa.int32()).cast(kind), _FIRST_DATE, _LAST_DATE)
+    if pa.types.is_timestamp(kind):
+        times = pa.array(values, pa.int64()).cast(kind).cast(pa.timestamp("us", "UTC"))
+        return _require_range(times, _FIRST_TIME, _LAST_TIME)
+    return pa.array(values, kind)
+
+
+def _make_decimals(values: Iterable[bytes | None], scale: int) -> list[Decimal | None]:
+    found: list[Decimal | None] = []
+    for value in values:
+        if value == b"":
+            raise pa.ArrowInvalid("a decimal without a digit")
+        number = None if value is None else int.from_bytes(value, "big", signed=True)
+        # Of a tuple: arithmetic rounds to the digits of a context.
+        digits = () if number is None else tuple(map(int, str(abs(number))))
+        sign = int(number is not None and number < 0)
+        found.append(None if number is None else Decimal((sign, digits, -scale)))
+    return found
+
+
+# Between these days and times all calendars agree, and Python has them.
+_FIRST_DATE, _LAST_DATE = pa.scalar(date(1900, 1, 2)), pa.scalar(date(9999, 12, 30))
+_FIRST_TIME, _LAST_TIME = (
+    pa.scalar(datetime(*day, tzinfo=UTC), pa.timestamp("us", "UTC"))
+    for day in ((1900, 1, 2), (9999, 12, 30))
+)
+
+
+def _require_range(column: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
+    fit = pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
+    if not pc.all(fit, min_count=0).as_py():
+        raise pa.ArrowInvalid("a time that only Spark SQL reads")
+    return column
+
+
+def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Array:
+    """A field as a column of its declared type.
+
+    Raises:
+        pa.ArrowException: a value does not fit, or not plainly.
+    """
+    kind = to_arrow_type(declared)
+    if pa.types.is_integer(column.type):
+        if pa.types.is_timestamp(kind):
+            tick = TICKS_PER_UNIT[source.parse.timestamps]
+            return pc.multiply_checked(column.cast(pa.int64()), tick).cast(kind)
+        if pa.types.is_decimal(kind):
+            # Arrow wants room for every value of a type at first.
+            column = column.cast(pa.decimal128(_MOST_DIGITS, 0))
+    if not pa.types.is_string(column.type) or pa.types.is_string(kind):
+        return column.cast(kind)
+    if pa.types.is_temporal(kind):
+        found, odd = convert_column(column, kind, None)
+        return _require_none(found, odd)
+    plain = pc.match_substring_regex(column, f"^(?:{build_text_pattern(declared)})$")
+    fit = pc.and_(plain, pc.less(pc.utf8_length(column), _MOST_DIGITS))
+    return _require_none(column.cast(kind), pc.invert(fit.fill_null(True)))
+
+
+def _require_none(column: pa.Array, odd: Any) -> pa.Array:
+    if np.any(odd):
+        raise pa.ArrowInvalid("a text that only Spark SQL reads")
+    return column
