@@ -114,8 +114,11 @@ def _read_texts(report: Path) -> dict[str, list[str]]:
 
 
 def _judge(texts: dict[str, list[str]], test: str, stderr: str) -> str:
-    module = test.partition("::")[0].removesuffix(".py").replace("/", ".")
-    said = texts.get(test) or texts.get(module) or [stderr]
+    file = test.partition("::")[0]
+    # A file that could not be read has one entry, by its path or as a module.
+    ends = (file, file.removesuffix(".py").replace("/", "."))
+    unread = [text for name in texts if name.endswith(ends) for text in texts[name]]
+    said = texts.get(test) or unread or [stderr or "the test was not collected"]
     if not any(said):
         return "passed"
     reasons = [find_missing_name(text) for text in said if text]
