@@ -32,14 +32,19 @@ WINDOWS: dict[str, Any] = {
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
 TABLES = ("events", "late", "dead_letters", *WINDOWS)
-FORMS = ("pass_through", "one_task", "shuffle")
+FORMS = ("pass_through", "one_task", "shuffle", "expression")
+SOURCES: dict[str, dict[str, Any]] = {
+    "a": {"where": "upper(k) in ('X', 'Y')"},  # Spark SQL evaluates it
+    "b": {"rules": {"small": {"predicate": "abs(n) < 5", "severity": "quarantine"}}},
+}
 
 
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
     """Feed a pipeline with windows and events, whose late and dead rows are kept."""
     mode = "pass_through" if form == "pass_through" else "ordered"
     release = {"mode": mode, "on_late": "side_output"}
-    spec = spec_of(windows=WINDOWS, release=release, **more)
+    sources = SOURCES if form == "expression" else None
+    spec = spec_of(sources, windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
     for epoch in range(5):
         for source in "ab":
