@@ -1,5 +1,6 @@
 """Files of an attempt: written on the local disk, then uploaded and described."""
 
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -11,12 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.open_store import ScratchStore, open_store
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.json_types import JsonObject
 
 _SAMPLE_ROWS: Final = 10_000
+_SCRATCH_ADDRESS: Final = re.compile("(?P<scratch>.+?) over (?P<below>(?:s3|file)://.+)")
 
 
 def write_parquet_file(rows: pa.Table, path: Path) -> None:
@@ -88,7 +90,13 @@ def store_task_rows(
 
 @cache
 def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment."""
+    """The store at an address, one for this process; its keys come from the environment.
+
+    A replay's address is that of a `ScratchStore`, which has two of them.
+    """
+    if over := _SCRATCH_ADDRESS.fullmatch(url):
+        below = open_task_store(over["below"])
+        return ScratchStore(below, open_task_store(over["scratch"]))
     # The address of a folder is not quoted.
     return open_store(url.removeprefix("file://"))
 

@@ -116,7 +116,7 @@ class FileAnswer:
     Attributes:
         number: of the unit or the target.
         file: None if there are no rows for it.
-        footers: by key; of a file of the events table.
+        footers: by key; of a file of a table.
         counts: source -> rows that left.
         newest: greatest (section, event time) that left in order.
         flagged: late rows that left at once.

@@ -85,7 +85,7 @@ def describe_unit(unit: InspectionUnit) -> InspectionAnswer:
 
 
 def _describe_object(key: str, data: bytes, source: SourceSpec) -> Footer | BadObject:
-    if needs_decoding(source):
+    if needs_decoding(source, key):
         return describe_encoded_object(key, data, source)
     return read_footer(len(data), lambda start, length: data[start : start + length], len(data))
 
@@ -107,7 +107,7 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
     if "://" in uri:
         store, key = _locate_object(uri)
         path = io.BytesIO(store.get_version(key, part["etag"]))
-    if needs_decoding(source):
+    if needs_decoding(source, part["key"]):
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
 

@@ -25,7 +25,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store, StoredObject
 from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-from .object_decoding import BadObject, decode_to_parquet, needs_decoding, parse_folder_values
+from .object_decoding import BadObject, decode_to_parquet, needs_decoding
 
 if TYPE_CHECKING:
     from .object_inspection import Footer, InspectedObject
@@ -79,11 +79,7 @@ class InputView:
             for name, source in sources.items()
             if _has_own_address(source)
         }
-        self._decoded_sources = {
-            self._folders[name]: source
-            for name, source in sources.items()
-            if needs_decoding(source)
-        }
+        self._sources = {self._folders[name]: source for name, source in sources.items()}
         self._task_inspector: TaskInspector | None = None
         self._inspected: dict[str, InspectedObject | TidegateError] = {}
         self._lock = threading.Lock()
@@ -175,12 +171,9 @@ class InputView:
         return content
 
     def _find_decoded_source(self, key: str) -> SourceSpec | None:
-        for folder, source in self._decoded_sources.items():
-            if key.startswith(folder):
-                # A table's file is read as it is, unless it lacks columns or names them otherwise.
-                is_complete = source.table is not None and not source.evolution.renamed
-                has_folder_values = bool(parse_folder_values(key[len(folder) :]))
-                return None if is_complete and not has_folder_values else source
+        for folder, source in self._sources.items():
+            if key.startswith(folder) and needs_decoding(source, key[len(folder) :]):
+                return source
         return None
 
     def _resolve_key(self, key: str) -> tuple[Store, str]:

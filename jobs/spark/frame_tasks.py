@@ -19,6 +19,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from tidegate.errors import TransientError
 from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     CutPiece,
@@ -40,8 +41,10 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .python_tasks import (
     KeptRows,
     StoreSample,
+    build_events,
     describe_units,
     import_libraries,
+    log_files,
     prepare_worker,
     sort_file_answers,
     sort_inspections,
@@ -141,6 +144,18 @@ def run_release_job(
     ranges = shipped.repartitionById(targets, "unit")
     files = ranges.mapInArrow(partial(_write_ranges, packed), _ROWS)
     return sort_file_answers(order, _collect_answers(files), targets)
+
+
+def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
+    """Write built events, in one task.
+
+    Raises:
+        PySparkException: the task failed, or the server is gone.
+    """
+    body = partial(_build_events, _encode_units([order]))
+    (answer,) = _collect_answers(_start_tasks(sessions.full, 1).mapInArrow(body, _ROWS))
+    log_files("built", order.folders, [answer])
+    return cast(BuildAnswer, answer)
 
 
 def run_inspection_job(
@@ -253,8 +268,11 @@ def _release_rows(packed: bytes, batches: _Batches) -> _Batches:
 
 
 def _describe_units(units: list[bytes], batches: _Batches) -> _Batches:
-    own = [_pickle.loads(units[place]) for place in _list_units(batches)]
-    yield from _make_answers(describe_units(own))
+    yield from _make_answers(describe_units(_decode_units(units, batches)))
+
+
+def _build_events(orders: list[bytes], batches: _Batches) -> _Batches:
+    yield from _make_answers(build_events(_decode_units(orders, batches)))
 
 
 def _import_kernel(
@@ -292,6 +310,11 @@ def _require_sample(sample: StoreSample) -> None:
 def _list_units(batches: _Batches) -> list[int]:
     """The units of a task, whose whole input is read."""
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
+
+
+def _decode_units(units: list[bytes], batches: _Batches) -> list[Any]:
+    """The units of a task."""
+    return [_pickle.loads(units[place]) for place in _list_units(batches)]
 
 
 def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:

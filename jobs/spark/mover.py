@@ -108,7 +108,7 @@ class SparkMover:
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
         # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
-        self._in_tasks = native and explain_other_rows(spec, store) is None
+        self._in_tasks = native and explain_other_rows(spec) is None
         settings = {RESULT_SETTING: str(RESULT_BYTES)} if self._in_tasks else {}
         self._sessions = SparkSessions(
             lambda: open_session(spec, settings) if session is None else session

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
@@ -47,6 +48,8 @@ class TaskRunner(Protocol):
         self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
     ) -> list[FileAnswer]: ...
 
+    def run_build_job(self, sessions: SparkSessions, order: BuildOrder) -> BuildAnswer: ...
+
     def run_inspection_job(
         self, sessions: SparkSessions, units: list[InspectionUnit]
     ) -> list[InspectionAnswer]: ...
@@ -73,4 +76,4 @@ def choose_expression_job(session: SparkSession) -> ReadJob:
 
 
 def _is_classic(session: SparkSession) -> bool:
-    return hasattr(session, "_jsparkSession")
+    return hasattr(session, "sparkContext")

@@ -82,7 +82,7 @@ def test_a_task_reads_the_planned_offsets(
     broker.send("t", 0, [message(n) for n in range(10)])
     broker.send("t", 2, [message(30), message(31)])
     spec = topic_spec(broker.servers, kafka={"key": "who"})
-    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    assert explain_other_rows(spec) is None
     answer = read_cut(spec, {0: (3, 10), 1: (0, 0), 2: (0, 2)}, tmp_path, monkeypatch)
     assert (answer.error, answer.left, answer.rows, answer.missing) == (None, None, 9, {})
     assert answer.read_bytes > 0
@@ -177,7 +177,7 @@ def test_protobuf_messages_that_are_no_plain_values_are_left(
     (tmp_path / "row.desc").write_bytes(schema)
     kafka = {**PROTOBUF, "schema_file": f"{tmp_path}/row.desc"}
     spec = topic_spec(broker.servers, kafka=kafka)
-    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    assert explain_other_rows(spec) is None
     good, odd = (encode_row(schema, 1, n=2, v=text) for text in ("0.5", "many"))
     broker.send("t", 0, [good, b"\x0a\xff", None, odd])
     answer = read_cut(spec, {0: (0, 3)}, tmp_path / "good", monkeypatch)
@@ -247,15 +247,15 @@ def test_other_topics_are_named(
 ) -> None:
     """With the reason."""
     spec = topic_spec("b:9092", kafka=kafka, **source)
-    assert explain_other_rows(spec, LocalStore(tmp_path)) == f"source a: {reason}"
+    assert explain_other_rows(spec) == f"source a: {reason}"
 
 
-def test_settings_through_spark_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan names variables that the hosts have. Spark SQL reads a topic with a secret in its spec."""
     monkeypatch.setenv("CLIENT", "tests")
     far = {**OFF, "spark": {"master": "sc://far"}}
     spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
-    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    assert explain_other_rows(spec) is None
     assert build_settings_variable(spec) == {}
     assert remove_settings(spec) == spec
     require_settings(spec)
@@ -266,5 +266,5 @@ def test_settings_through_spark_connect(tmp_path: Path, monkeypatch: pytest.Monk
     login += ' username="u" password="p";'
     options = {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": login}
     spec = topic_spec("b:9092", kafka={"options": options}, events=far)
-    found = explain_other_rows(spec, LocalStore(tmp_path))
+    found = explain_other_rows(spec)
     assert found == "source a: a plan of Spark Connect would show sasl.jaas.config"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, Row, rows_of, spec_of
 from tests.spark.topic_epochs import run_epoch
-from tidegate.checkpoints.manifest import Counters
+from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
@@ -31,7 +31,7 @@ WINDOWS: dict[str, Any] = {
     },
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
-TABLES = ("events", "late", "dead_letters", *WINDOWS)
+TABLES = ("events", "late", "dead_letters", "built", *WINDOWS)
 FORMS = ("pass_through", "one_task", "shuffle", "expression")
 SOURCES: dict[str, dict[str, Any]] = {
     "a": {"where": "upper(k) in ('X', 'Y')"},  # Spark SQL evaluates it
@@ -42,7 +42,9 @@ SOURCES: dict[str, dict[str, Any]] = {
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
     """Feed a pipeline with windows and events, whose late and dead rows are kept."""
     mode = "pass_through" if form == "pass_through" else "ordered"
-    release = {"mode": mode, "on_late": "side_output"}
+    release: dict[str, Any] = {"mode": mode, "on_late": "side_output"}
+    if mode == "ordered":
+        release["glom"] = {"dt": "2s", "max_rows": 3}
     sources = SOURCES if form == "expression" else None
     spec = spec_of(sources, windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
@@ -99,7 +101,7 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
     return found
 
 
-def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, Counters]:
+def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, EpochCounters]:
     """Survey and counters of an epoch over a topic, on a Connect server."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(mover, "open_cut", refuse)

