@@ -31,6 +31,9 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
     if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
         return "a slice with more values than a task holds"
+    if spec.spark.uses_connect:
+        # Only a classic session has a place between two Python tasks.
+        return explain_spark_expressions(spec, units)
     return None
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -57,12 +57,6 @@ _PIECES: Final = "unit int, data binary"
 """The columns of `kept_rows.KeptPiece`."""
 
 
-class Outlet(Protocol):
-    """Takes the answers of tasks, each of a step and the number of its part or unit."""
-
-    def send(self, step: str, number: int, reading: UnitReading) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Outlet:
     """Where the tasks of a job put their answers: under (step, number)."""
@@ -92,12 +86,11 @@ def run_expression_job(
     context = prepare_context(sessions.full, variables)
     outlet = _Outlet(uuid4().hex, open_inbox(context))
     inbox: Any = outlet.inbox.value
-    groups = group_parts(order, units)
+    groups = _group_parts(order, units)
     keeps = order.spec.outputs.events and not order.gone
     inbox.expect(outlet.job)
     try:
-        rows = plan_rows(sessions.full, order, units, groups, outlet)
-        pieces: Any = rows.mapInArrow(partial(_fold_units, order, units, outlet), _PIECES).rdd
+        pieces = _plan_pieces(sessions.full, order, units, groups, outlet).rdd
         if keeps:
             pieces.persist(StorageLevel.MEMORY_AND_DISK)
         pieces._jrdd.count()
@@ -105,11 +98,11 @@ def run_expression_job(
         # A task that ran twice has answered twice.
         found = dict(inbox.take(outlet.job))
     kept = KeptRows(pieces, len(units)) if keeps else None
-    answers = join_answers(order, units, [one for own in groups.values() for one in own], found)
+    answers = _join_answers(order, units, [one for own in groups.values() for one in own], found)
     return answers, kept
 
 
-def group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list[SimilarParts]]:
+def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list[SimilarParts]]:
     """Return what each plan reads, by unit."""
     groups: dict[PartsForm, list[SimilarParts]] = defaultdict(list)
     for unit in units:
@@ -119,14 +112,14 @@ def group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list
     return groups
 
 
-def plan_rows(
+def _plan_pieces(
     session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     groups: dict[PartsForm, list[SimilarParts]],
-    outlet: Outlet,
+    outlet: _Outlet,
 ) -> DataFrame:
-    """The evaluated rows of all units, each in the partition of its place."""
+    """The kept rows of all units, each in the partition of its place."""
     frames, first = [], 0
     for (columns, _), chosen in groups.items():
         frames.append(_select_evaluated_rows(session, order, columns, chosen, first, outlet))
@@ -137,8 +130,9 @@ def plan_rows(
         known = (str(places.get(index, 0)) for index in range(max(places) + 1))
         # An array is no part of the code that Spark generates.
         rows = rows.repartitionById(len(units), F.expr(f"array({', '.join(known)})[_m]"))
-    evaluated: DataFrame = rows
-    return evaluated
+    fold = partial(_fold_units, order, units, outlet)
+    folded: DataFrame = rows.mapInArrow(fold, _PIECES)
+    return folded
 
 
 def _select_evaluated_rows(
@@ -147,7 +141,7 @@ def _select_evaluated_rows(
     columns: PhysicalColumns,
     chosen: list[SimilarParts],
     first: int,
-    outlet: Outlet,
+    outlet: _Outlet,
 ) -> DataFrame:
     """The rows of objects that look alike, cast, selected and judged."""
     piece = next(piece for piece in chosen[0].unit.cut.slices if piece.parts)
@@ -165,7 +159,7 @@ def _select_evaluated_rows(
     return rows.selectExpr(*others, f"IF({IS_LETTER}, _json, NULL) AS _json")
 
 
-def join_answers(
+def _join_answers(
     order: ReadOrder,
     units: list[ReadUnit],
     parts: list[SimilarParts],
@@ -221,7 +215,7 @@ def _decode_parts(
     form: tuple[PhysicalColumns, dict[str, pa.DataType]],
     chosen: list[SimilarParts],
     first: int,
-    outlet: Outlet,
+    outlet: _Outlet,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     prepare_worker()

@@ -5,7 +5,7 @@ partition for each unit of work, and what a task says and what it keeps are rows
 orders are part of the plan, so they name no keys: the workers have those of the server's hosts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
@@ -98,25 +98,13 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    frame = _start_tasks(sessions.full, len(units))
-    return run_keeping_job(frame, body, order, units, partial(sort_unit_answers, order, units))
-
-
-def run_keeping_job(
-    frame: DataFrame,
-    body: Callable[[_Batches], _Batches],
-    order: ReadOrder,
-    units: list[ReadUnit],
-    sort_answers: Callable[[list[Any]], list[UnitAnswer]],
-) -> tuple[list[UnitAnswer], KeptRows | None]:
-    """Run tasks that yield `make_unit_rows`; return their answers, sorted, and what is kept."""
-    rows = frame.mapInArrow(body, _ROWS)
+    rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
     keeps = order.spec.outputs.events and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return sort_answers(_collect_answers(rows)), kept
+        return sort_unit_answers(order, units, _collect_answers(rows)), kept
     except BaseException:
         if kept is not None:  # the server would hold them until it ends
             kept.discard()
@@ -223,14 +211,10 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
     for place in _list_units(batches):
         unit: ReadUnit = _pickle.loads(units[place])
         reading = read_unit(order, unit)
-        yield from make_unit_rows(place, unit, (reading.answer, reading.report), reading.kept)
-
-
-def make_unit_rows(place: int, unit: ReadUnit, answer: Any, kept: pa.Table | None) -> _Batches:
-    """What a task says of the unit at this place, and the rows that it keeps."""
-    yield _make_row(place, _ANSWER, _pickle.dumps(answer))
-    for piece in () if kept is None else encode_kept_rows(unit.number, kept):
-        yield _make_row(place, _KEPT, piece.data.to_pybytes())
+        yield _make_row(place, _ANSWER, _pickle.dumps((reading.answer, reading.report)))
+        if reading.kept is not None:
+            for piece in encode_kept_rows(unit.number, reading.kept):
+                yield _make_row(place, _KEPT, piece.data.to_pybytes())
 
 
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:

@@ -43,10 +43,11 @@ from tidegate.json_types import JsonObject
 
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
+from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
 from .python_tasks import KeptRows
 from .spark_session import SparkSessions
-from .task_runner import choose_expression_job, choose_runner
+from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -198,8 +199,7 @@ def read_units(
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
     is_plain = explain_spark_expressions(spec, units) is None
-    session = sessions.full
-    run_job = choose_runner(session).run_read_job if is_plain else choose_expression_job(session)
+    run_job = choose_runner(sessions.full).run_read_job if is_plain else run_expression_job
     return run_job(sessions, order, units, build_settings_variable(spec))
 
 

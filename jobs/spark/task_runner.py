@@ -12,21 +12,9 @@ from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from . import expression_tasks, frame_expressions, frame_tasks, python_tasks
+from . import frame_tasks, python_tasks
 from .python_tasks import KeptRows, StoreSample
 from .spark_session import SparkSessions
-
-
-class ReadJob(Protocol):
-    """A function such as `python_tasks.run_read_job`."""
-
-    def __call__(
-        self,
-        sessions: SparkSessions,
-        order: ReadOrder,
-        units: list[ReadUnit],
-        variables: Mapping[str, str] | None = None,
-    ) -> tuple[list[UnitAnswer], KeptRows | None]: ...
 
 
 class TaskRunner(Protocol):
@@ -66,14 +54,4 @@ class TaskRunner(Protocol):
 
 def choose_runner(session: SparkSession) -> TaskRunner:
     """The runner for a session: Spark Connect has no RDDs and no accumulators."""
-    return python_tasks if _is_classic(session) else frame_tasks
-
-
-def choose_expression_job(session: SparkSession) -> ReadJob:
-    """The read job of a session in which Spark SQL evaluates what only Spark can."""
-    chosen = expression_tasks if _is_classic(session) else frame_expressions
-    return chosen.run_expression_job
-
-
-def _is_classic(session: SparkSession) -> bool:
-    return hasattr(session, "sparkContext")
+    return python_tasks if hasattr(session, "sparkContext") else frame_tasks

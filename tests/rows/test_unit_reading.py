@@ -41,6 +41,7 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
+from tidegate.jobs.spec.operations import SparkSpec
 from tidegate.time_units import TICK_MIN
 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
@@ -303,3 +304,5 @@ def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) ->
     units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
     assert explain_other_cut(spec, units) is None
     assert explain_spark_expressions(spec, units) == "column v is double, declared float"
+    far = spec.model_copy(update={"spark": SparkSpec(master="sc://far")})
+    assert explain_other_cut(far, units) == "column v is double, declared float"

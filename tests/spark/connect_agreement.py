@@ -32,11 +32,7 @@ WINDOWS: dict[str, Any] = {
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
 TABLES = ("events", "late", "dead_letters", "built", *WINDOWS)
-FORMS = ("pass_through", "one_task", "shuffle", "expression")
-SOURCES: dict[str, dict[str, Any]] = {
-    "a": {"where": "upper(k) in ('X', 'Y')"},  # Spark SQL evaluates it
-    "b": {"rules": {"small": {"predicate": "abs(n) < 5", "severity": "quarantine"}}},
-}
+FORMS = ("pass_through", "one_task", "shuffle")
 
 
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
@@ -45,8 +41,7 @@ def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pai
     release: dict[str, Any] = {"mode": mode, "on_late": "side_output"}
     if mode == "ordered":
         release["glom"] = {"dt": "2s", "max_rows": 3}
-    sources = SOURCES if form == "expression" else None
-    spec = spec_of(sources, windows=WINDOWS, release=release, **more)
+    spec = spec_of(windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
     for epoch in range(5):
         for source in "ab":
