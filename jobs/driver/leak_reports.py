@@ -4,7 +4,7 @@ import atexit
 import os
 
 
-def hide_leak_reports() -> None:
+def drop_leak_reports() -> None:
     """Let nothing reach stderr once Python's own end is over.
 
     DuckDB reports some forty lines of objects that were not freed whenever a thread of py4j, or

@@ -25,7 +25,7 @@ def test_no_report_of_leaks_follows_the_last_words(hidden: bool) -> None:
 
     Without the remedy DuckDB reports: otherwise this would prove nothing.
     """
-    hide = "from tidegate.jobs.driver.leak_reports import hide_leak_reports; hide_leak_reports()"
+    hide = "from tidegate.jobs.driver.leak_reports import drop_leak_reports; drop_leak_reports()"
     script = _LEAK.replace("HIDE", hide if hidden else "")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 3
