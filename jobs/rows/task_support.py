@@ -1,10 +1,8 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.rules.native_support import (
-    explain_unproven_expressions,
-    explain_unproven_fold,
-)
+from tidegate.jobs.rules.aggregates import list_spark_arguments
+from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 
@@ -30,9 +28,6 @@ def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | 
             return f"source {name}: {reason}"
         if source.kafka is not None and uses_connect(spec):
             return f"source {name}: a topic whose settings a Spark Connect server does not have"
-    for name in spec.windows:
-        if (reason := explain_unproven_fold(spec, name)) is not None:
-            return f"window {name}: {reason}"
     return None
 
 
@@ -58,6 +53,8 @@ def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str 
     """Why Spark SQL evaluates the rows of a cut between two Python tasks; None if it has not to."""
     if (reason := explain_unproven_expressions(spec)) is not None:
         return reason
+    if list_spark_arguments(spec):
+        return "the argument of an aggregate"
     for unit in units:
         for piece in unit.cut.slices:
             source = spec.sources[piece.member.source]

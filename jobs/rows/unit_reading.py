@@ -47,7 +47,8 @@ from .dead_rows import (
     select_judged,
     show_dead_letters,
 )
-from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
+from .edge_folds import assign_unit_rows, fold_edges
+from .judged_rows import JudgedRows, apply_verdicts, select_data_rows
 from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
     LateCounts,
@@ -133,6 +134,7 @@ class UnitAnswer:
         missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
+        edges: what `edge_folds.fold_edges` leaves to the driver, as an Arrow stream; None without.
         kept: the rows for the events; None without an events table.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
@@ -152,6 +154,7 @@ class UnitAnswer:
     missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
+    edges: bytes | None = None
     kept: KeptSummary | None = None
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
@@ -374,15 +377,17 @@ def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.T
 
 def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
     if judged.data is not None:
+        ended, left = fold_edges(judged)
+        answer.edges = None if left is None else encode_table(left)
         for name, window in order.spec.windows.items():
-            aggregation = Aggregation(order.spec, name)
+            aggregation = Aggregation(order.spec, name, is_evaluated=True)
             folded = (
                 fold_parts(judged, aggregation)
                 if is_folded_by_parts(window)
-                else aggregation.fold_rows(assign_rows_to_windows(judged, window))
+                else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())
-    if sum(map(len, answer.partials.values())) > order.most_bytes:
+    if sum(map(len, (*answer.partials.values(), answer.edges or b""))) > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"
 
 

@@ -126,6 +126,11 @@ class TaskScans:
         ]
         return pa.concat_tables(found) if found else None
 
+    def join_edges(self) -> pa.Table | None:
+        """The edges that the tasks have left, in the order of the cut; None without any."""
+        found = [decode_table(answer.edges) for answer in self.answers if answer.edges]
+        return pa.concat_tables(found) if found else None
+
 
 def survey_in_tasks(
     sessions: SparkSessions,
