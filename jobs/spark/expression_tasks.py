@@ -1,8 +1,8 @@
 """Read jobs in which Spark SQL evaluates what only Spark can; the one module that knows how.
 
 That is an expression of `select`, `where`, a rule or an aggregate, or a cast, that DuckDB is not
-proven to compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates them, and a
-Python task of the same partition folds them.
+proven to compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates
+them, and a Python task of the same partition folds them.
 
 One plan of Spark SQL takes objects that look alike. Where a cut has others as well, a shuffle
 brings the rows of each unit together.

@@ -28,7 +28,7 @@ Key = tuple[Any, ...]
 def normalize_key(values: Iterable[Any]) -> Key:
     """All NaN are one value of a key, and -0.0 is 0.0."""
     floats = (value if not isinstance(value, float) else value + 0.0 for value in values)
-    return tuple(math.nan if value != value else value for value in floats)  # noqa: PLR0124
+    return tuple(math.nan if value != value else value for value in floats)
 
 
 @dataclass

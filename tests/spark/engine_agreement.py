@@ -147,7 +147,7 @@ def prove_keys(session: SparkSession) -> tuple[set[str], list[str]]:
         own = window.model_copy(update={"keys": (f"c{i}",), "aggregates": count})
         spec = whole.model_copy(update={"windows": {"w": own}})
         found = [
-            sorted(compute_window(spec, frame), key=lambda row: str(row[f"c{i}"]))  # noqa: B023
+            sorted(compute_window(spec, frame), key=lambda row: str(row[f"c{i}"]))
             for frame in (DuckFrame.from_table(table), session.createDataFrame(table))
         ]
         proven.add(f"key of type {kind}")
