@@ -6,7 +6,7 @@ rows of one epoch are in one unit.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,8 @@ from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .judged_rows import JudgedRows, assign_rows_to_windows
 
+OPEN_EDGES: Final = ":edges"
+"""Among the partial aggregates of windows; no window has such a name."""
 ORIGIN_COLUMNS = ("_source", "_partition", "_seq", "_et")
 _WINDOWS_PER_PART = 10_000
 """Windows of one edge that are laid out at a time.

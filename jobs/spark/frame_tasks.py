@@ -19,6 +19,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from tidegate.errors import TransientError
 from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     CutPiece,
@@ -33,13 +34,17 @@ from tidegate.jobs.rows.event_files import (
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
+from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .python_tasks import (
     KeptRows,
     StoreSample,
+    build_events,
     describe_units,
     import_libraries,
+    log_files,
     prepare_worker,
     sort_file_answers,
     sort_inspections,
@@ -88,7 +93,7 @@ def run_read_job(
         PySparkException: a task failed, or the server is gone.
         PoisonError: an answer did not arrive.
     """
-    assert not variables  # noqa: S101 - `task_support` leaves those pipelines to Spark SQL
+    assert not variables  # noqa: S101 - see `build_settings_variable`
     if not units:
         return [], None
     # A job that runs again must not find the rows of the first one.
@@ -129,6 +134,18 @@ def run_release_job(
     return sort_file_answers(order, _collect_answers(files), targets)
 
 
+def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
+    """Write built events, in one task.
+
+    Raises:
+        PySparkException: the task failed, or the server is gone.
+    """
+    body = partial(_build_events, _encode_units([order]))
+    (answer,) = _collect_answers(_start_tasks(sessions.full, 1).mapInArrow(body, _ROWS))
+    log_files("built", order.folders, [answer])
+    return cast(BuildAnswer, answer)
+
+
 def run_inspection_job(
     sessions: SparkSessions, units: list[InspectionUnit]
 ) -> list[InspectionAnswer]:
@@ -147,14 +164,16 @@ def start_workers(
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
     Raises:
-        PySparkException: they have not tidegate, or do not see the object of `sample`.
+        PySparkException: they have not tidegate, do not see the object of `sample`, or lack a
+            variable of the topics of `spec`.
     """
     assert not variables  # noqa: S101 - as in `run_read_job`
-    body = partial(_import_kernel, tuple(libraries), sample)
+    body = partial(_import_kernel, tuple(libraries), sample, spec)
     # Without a number of partitions there are as many as the server runs tasks at a time.
     session.range(_MANY).mapInArrow(body, _ROWS).collect()
 
@@ -233,18 +252,26 @@ def _release_rows(packed: bytes, batches: _Batches) -> _Batches:
 
 
 def _describe_units(units: list[bytes], batches: _Batches) -> _Batches:
-    own = [_pickle.loads(units[place]) for place in _list_units(batches)]
-    yield from _make_answers(describe_units(own))
+    yield from _make_answers(describe_units(_decode_units(units, batches)))
+
+
+def _build_events(orders: list[bytes], batches: _Batches) -> _Batches:
+    yield from _make_answers(build_events(_decode_units(orders, batches)))
 
 
 def _import_kernel(
-    libraries: Sequence[str], sample: StoreSample | None, batches: _Batches
+    libraries: Sequence[str],
+    sample: StoreSample | None,
+    spec: PipelineSpec | None,
+    batches: _Batches,
 ) -> _Batches:
     for _ in batches:  # a worker whose input is not read is lost
         pass
     import_libraries(libraries)
     if sample is not None:
         _require_sample(sample)
+    if spec is not None:
+        require_settings(spec)
     yield from ()
 
 
@@ -267,6 +294,11 @@ def _require_sample(sample: StoreSample) -> None:
 def _list_units(batches: _Batches) -> list[int]:
     """The units of a task, whose whole input is read."""
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
+
+
+def _decode_units(units: list[bytes], batches: _Batches) -> list[Any]:
+    """The units of a task."""
+    return [_pickle.loads(units[place]) for place in _list_units(batches)]
 
 
 def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ import structlog
 from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel
 from pyspark.sql import SparkSession
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
@@ -35,6 +37,7 @@ from tidegate.jobs.rows.event_files import (
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
@@ -148,6 +151,18 @@ def run_release_job(
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
+def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
+    """Write built events, in one task.
+
+    Raises:
+        Py4JJavaError: the task failed; or a PySparkException.
+    """
+    tasks = prepare_context(sessions.full).parallelize([order], 1)
+    (answer,) = tasks.mapPartitions(build_events).collect()
+    log_files("built", order.folders, [answer])
+    return cast(BuildAnswer, answer)
+
+
 def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
     """How many tasks cut rows of a release; `segments` are those that it reads."""
     if not shuffle:
@@ -171,12 +186,19 @@ def sort_file_answers(
     for answer in answers:
         if answer.error is not None:
             raise answer.error
+    log_files("events", order.folders, answers, written_by)
+    return answers
+
+
+def log_files(
+    job: str, folders: AttemptFolders, answers: Sequence[FileAnswer], written_by: int = 1
+) -> None:
+    """Log the tasks of a job, which have written files."""
     tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
     if written_by < len(tasks):  # one task has written all files
         sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
         tasks = [tasks[0] | sums]
-    _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
-    return answers
+    _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
 def run_inspection_job(
@@ -205,10 +227,11 @@ def start_workers(
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
-    They have the keys of this process, so `sample` is not looked at.
+    They have the keys and settings of this process, so `sample` and `spec` are not looked at.
     """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
@@ -332,6 +355,12 @@ def _release_rows(
 ) -> Iterator[FileAnswer]:
     prepare_worker()
     yield from write_targets(order, cut_rows(order, task, pieces))
+
+
+def build_events(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
+    """The body of a task that writes built events."""
+    prepare_worker()
+    yield from map(write_built_events, orders)
 
 
 def describe_units(

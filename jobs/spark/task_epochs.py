@@ -28,6 +28,7 @@ from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
+from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
@@ -118,17 +119,12 @@ class TaskScans:
         return total
 
     def join_partials(self, window: str) -> pa.Table | None:
-        """The partial aggregates of a window in the order of the cut; None without rows."""
+        """What is under this name in `UnitAnswer.partials`, in the order of the cut; None without."""
         found = [
             decode_table(answer.partials[window])
             for answer in self.answers
             if window in answer.partials
         ]
-        return pa.concat_tables(found) if found else None
-
-    def join_edges(self) -> pa.Table | None:
-        """The edges that the tasks have left, in the order of the cut; None without any."""
-        found = [decode_table(answer.edges) for answer in self.answers if answer.edges]
         return pa.concat_tables(found) if found else None
 
 
@@ -163,6 +159,8 @@ def survey_in_tasks(
                 order = replace(order, schemas=read_schemas(spec))
                 answers, kept = read_units(sessions, spec, order, units)
             left = check_answers(answers)
+            for answer in answers:
+                answer.partials |= take_partials(store, answer.stored)
         except TidegateError:
             _drop_rows(kept)
             raise
@@ -210,6 +208,7 @@ def _make_read_order(
 ) -> ReadOrder:
     """What the rows of the next epoch are judged against, and where files go."""
     most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
+    sent = SENT_BYTES // max(units, 1)
     return ReadOrder(
         remove_settings(spec),
         mark.frontier,
@@ -219,6 +218,7 @@ def _make_read_order(
         store.url,
         most,
         read_schemas(spec),
+        sent_bytes=sent,
     )
 
 

@@ -5,10 +5,12 @@ from typing import Protocol
 
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from . import frame_tasks, python_tasks
 from .python_tasks import KeptRows, StoreSample
@@ -34,6 +36,8 @@ class TaskRunner(Protocol):
         self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
     ) -> list[FileAnswer]: ...
 
+    def run_build_job(self, sessions: SparkSessions, order: BuildOrder) -> BuildAnswer: ...
+
     def run_inspection_job(
         self, sessions: SparkSessions, units: list[InspectionUnit]
     ) -> list[InspectionAnswer]: ...
@@ -44,6 +48,7 @@ class TaskRunner(Protocol):
         variables: Mapping[str, str] | None = None,
         libraries: Sequence[str] = (),
         sample: StoreSample | None = None,
+        spec: PipelineSpec | None = None,
     ) -> None: ...
 
 

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, Row, rows_of, spec_of
+from tests.spark.topic_epochs import run_epoch
+from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
 from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, open_session
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,14 +31,16 @@ WINDOWS: dict[str, Any] = {
     },
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
-TABLES = ("events", "late", "dead_letters", *WINDOWS)
+TABLES = ("events", "late", "dead_letters", "built", *WINDOWS)
 FORMS = ("pass_through", "one_task", "shuffle")
 
 
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
     """Feed a pipeline with windows and events, whose late and dead rows are kept."""
     mode = "pass_through" if form == "pass_through" else "ordered"
-    release = {"mode": mode, "on_late": "side_output"}
+    release: dict[str, Any] = {"mode": mode, "on_late": "side_output"}
+    if mode == "ordered":
+        release["glom"] = {"dt": "2s", "max_rows": 3}
     spec = spec_of(windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
     for epoch in range(5):
@@ -90,12 +96,24 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
     return found
 
 
+def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, EpochCounters]:
+    """Survey and counters of an epoch over a topic, on a Connect server."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mover, "open_cut", refuse)
+        session = join_server(spec.spark.master)
+        members, moved = run_epoch(spec, session, folder, cut, in_tasks=True)
+    return members, moved.counters
+
+
 def explain_refusal(
-    address: str, libraries: list[str], sample: python_tasks.StoreSample | None
+    address: str,
+    libraries: list[str],
+    sample: python_tasks.StoreSample | None,
+    spec: PipelineSpec | None = None,
 ) -> str | None:
     """Why workers of a server cannot be used; None if they can."""
     try:
-        frame_tasks.start_workers(join_server(address), None, libraries, sample)
+        frame_tasks.start_workers(join_server(address), None, libraries, sample, spec)
     except SPARK_ERRORS as error:
         return extract_cause(error)
     return None

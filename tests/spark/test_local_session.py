@@ -38,22 +38,21 @@ def leave_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "range_bytes"),
+    ("release", "range_bytes"),
     [
-        ("ordered", 1),
-        ("ordered", RANGE_BYTES),
-        ("pass_through", RANGE_BYTES),
+        ({"mode": "ordered", "glom": {"dt": "2s", "max_rows": 3}}, 1),
+        ({"mode": "ordered", "glom": {"dt": "20s", "stamp": "mean"}}, RANGE_BYTES),
+        ({"on_late": "emit_flagged", "glom": {"dt": "2s", "stamp": "latest"}}, 1),
+        ({"mode": "pass_through"}, RANGE_BYTES),
     ],
 )
 def test_tasks_in_this_process_agree_with_the_oracle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, range_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: dict[str, Any], range_bytes: int
 ) -> None:
-    """In order by one task or by ranges, and as rows come."""
+    """In order by one task or by ranges, with built events, and as rows come."""
     monkeypatch.setattr(task_events, "RANGE_BYTES", range_bytes)
     rules = {"known": {"predicate": "n <> 31"}}
-    spec = spec_of(
-        {"a": {"lag": "2s"}, "b": {"rules": rules}}, windows=WINDOWS, release={"mode": mode}
-    )
+    spec = spec_of({"a": {"lag": "2s"}, "b": {"rules": rules}}, windows=WINDOWS, release=release)
     session: Any = LocalSession()
     pair = Pair(spec, session, tmp_path)
     with closing(pair.spark):
@@ -62,6 +61,7 @@ def test_tasks_in_this_process_agree_with_the_oracle(
             pair.put("b", [row(second + 1) for second in seconds])
             pair.run(number * SECOND, done=number == len(EPOCHS) - 1)
     assert any(moved.counters.late_by_output for moved in pair.sides["spark"].moved)
+    assert bool(pair.table("built")) == ("glom" in release)
 
 
 def test_keys_of_floats_agree_with_the_oracle(tmp_path: Path) -> None:
