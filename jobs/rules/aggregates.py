@@ -34,7 +34,8 @@ _KEPT_ROWS_COLUMN = "_rows"
 _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
 _EXACT_SUM = "decimal(38,0)"
-_ANY = (*_WHOLE, *_FLOATS, "decimal", "string", "boolean", "date", "timestamp", "binary")
+_EXACT = (*_WHOLE, "decimal", "string", "boolean", "date", "timestamp", "binary")
+_ANY = (*_EXACT, *_FLOATS)
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
         partial(_plan_first_or_last, "max"), _keep_type, f"last{_ORDERED}", _ANY
     ),
     AggregateFunction.DISTINCT: AggregateRule(
-        _plan_distinct, lambda _: pa.int64(), "count(distinct {x})", _ANY
+        _plan_distinct, lambda _: pa.int64(), "count(distinct {x})", _EXACT
     ),
     AggregateFunction.COLLECT: AggregateRule(
         _plan_collect,
