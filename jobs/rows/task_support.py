@@ -3,6 +3,7 @@
 from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import AggregateFunction
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
@@ -12,6 +13,10 @@ from .topic_reading import explain_other_topic, list_secret_options
 
 def explain_other_rows(spec: PipelineSpec) -> str | None:
     """Why the rows of a pipeline do not go through Python tasks; None if they do."""
+    for name, window in spec.windows.items():
+        functions = {what.function for what in window.aggregates.values()}
+        if AggregateFunction.SQL in functions or list_spark_arguments(spec):
+            return f"window {name}: an aggregate that only Spark SQL computes"
     for name, source in spec.sources.items():
         if source.kafka is None:
             continue
