@@ -34,8 +34,8 @@ _KEPT_ROWS_COLUMN = "_rows"
 _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
 _EXACT_SUM = "decimal(38,0)"
-_EXACT = (*_WHOLE, "decimal", "string", "boolean", "date", "timestamp", "binary")
-_ANY = (*_EXACT, *_FLOATS)
+_COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
+_ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
     AggregateFunction.AVG: AggregateRule(
         _plan_average, lambda _: pa.float64(), "avg(cast({x} as double))", (*_WHOLE, *_FLOATS)
     ),
-    AggregateFunction.MIN: AggregateRule(_plan_extreme, _keep_type, "min({x})", _ANY),
-    AggregateFunction.MAX: AggregateRule(_plan_extreme, _keep_type, "max({x})", _ANY),
+    AggregateFunction.MIN: AggregateRule(_plan_extreme, _keep_type, "min({x})", _COMPARABLE),
+    AggregateFunction.MAX: AggregateRule(_plan_extreme, _keep_type, "max({x})", _COMPARABLE),
     AggregateFunction.FIRST: AggregateRule(
         partial(_plan_first_or_last, "min"), _keep_type, f"first{_ORDERED}", _ANY
     ),
@@ -194,7 +194,7 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
         partial(_plan_first_or_last, "max"), _keep_type, f"last{_ORDERED}", _ANY
     ),
     AggregateFunction.DISTINCT: AggregateRule(
-        _plan_distinct, lambda _: pa.int64(), "count(distinct {x})", _EXACT
+        _plan_distinct, lambda _: pa.int64(), "count(distinct {x})", _COMPARABLE
     ),
     AggregateFunction.COLLECT: AggregateRule(
         _plan_collect,

@@ -39,7 +39,7 @@ def test_no_native_aggregate_and_no_condition_differs(session: SparkSession) -> 
         ({"aggregates": {"twice": "sum(n * 2)"}}, None),
         ({"zero_rows": True, "keys": ["k"]}, "zero_rows"),
         ({"keys": ["v"]}, None),
-        ({"aggregates": {"top": "max(v)"}}, None),
+        ({"aggregates": {"top": "max(v)"}}, "max(v) over double"),
         ({"aggregates": {"last": "sql(max_by(n, t))"}}, "sql is Spark's own"),
         ({"aggregates": {"about": "approx_distinct(k)"}}, None),
         ({"aggregates": {"about": "approx_distinct(v)"}}, "approx_distinct(v) over double"),
