@@ -167,6 +167,7 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
     from tidegate.jobs.rows.task_support import explain_other_rows
+    from tidegate.jobs.rules.aggregates import list_spark_arguments
     from tidegate.jobs.rules.native_support import (
         explain_spark_rows,
         explain_spark_window,
@@ -177,9 +178,13 @@ def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
         tasks = "DuckDB, in Spark's Python tasks"
         moved = "released and late rows" if pipeline.outputs.events else "late rows"
         found = dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
-        reason = explain_unproven_expressions(pipeline)
-        conditions = {"where, select and rules": f"Spark SQL, between Python tasks: {reason}"}
-        return found if reason is None else {**conditions, **found}
+        between = "Spark SQL, between Python tasks: "
+        arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
+        evaluated = {
+            "where, select and rules": explain_unproven_expressions(pipeline),
+            "arguments of aggregates": arguments or None,
+        }
+        return {part: between + why for part, why in evaluated.items() if why is not None} | found
     rows = explain_spark_rows(pipeline)
     own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
     reasons = {f"where, select and rules of {n}": rows for n in own}

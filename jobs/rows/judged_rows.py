@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
@@ -72,7 +73,8 @@ class JudgedRows:
 def select_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
     """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
     places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
-    own = [name for name in ("_verdict", "_mark") if name in rows.column_names]
+    more = ("_verdict", "_mark", *list_spark_arguments(spec))
+    own = [name for name in more if name in rows.column_names]
     return DuckFrame.from_table(rows).selectExpr(*select_provenance(spec, cut), *places, *own)
 
 

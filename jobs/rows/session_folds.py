@@ -23,7 +23,8 @@ def is_folded_by_parts(window: WindowSpec) -> bool:
 
 def fold_parts(judged: JudgedRows, aggregation: Aggregation) -> Frame:
     """The items of the rows: their bounds and partial aggregates. There must be rows."""
-    return group_parts(select_part_rows(judged, aggregation), aggregation, aggregation.partials)
+    rows = select_part_rows(judged, aggregation)
+    return group_parts(rows, aggregation, aggregation.select_partials(rows))
 
 
 def group_parts(rows: Frame, aggregation: Aggregation, states: dict[str, str]) -> Frame:

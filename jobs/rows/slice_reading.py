@@ -285,11 +285,13 @@ def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[st
     return pa.concat_tables([pa.table({"why": column}) for column in columns])["why"]
 
 
-def add_positions(frame: Frame, spec: PipelineSpec, cut: Cut) -> Frame:
-    """Add provenance and position; the latter from ordinal and row."""
+def add_positions(
+    frame: Frame, spec: PipelineSpec, cut: Cut, others: tuple[str, ...] = ()
+) -> Frame:
+    """Add provenance and position; the latter from ordinal and row. `others` are kept."""
     columns = [*select_provenance(spec, cut), "shiftleft(_o, 32) + _row AS _seq"]
     more = ["_time", "_end", "_kind", "_dead", "_detail", "_json", "_rule", "_warned", "_m", "_p"]
-    return frame.selectExpr(*columns, "unix_micros(_time) AS _et", *more)
+    return frame.selectExpr(*columns, "unix_micros(_time) AS _et", *more, *others)
 
 
 def select_provenance(spec: PipelineSpec, cut: Cut) -> list[str]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
@@ -95,8 +96,8 @@ def scan_evaluated_slice(
         cut: what the slice is in.
         index: of the slice.
         state: the decider's state before the epoch.
-        evaluated: its rows with the columns of `column_casts.cast_to_declared`; `_json` is needed
-            of dead letters only.
+        evaluated: its rows with the columns of `column_casts.cast_to_declared` and of
+            `list_spark_arguments`; `_json` is needed of dead letters only.
 
     Returns:
         What `scan_slice` returns with `native`.
@@ -105,8 +106,10 @@ def scan_evaluated_slice(
         rows = make_no_rows(spec)
         return scan_rows(spec, cut, index, rows, state), rows
     source = spec.sources[cut.slices[index].member.source]
-    frame = add_positions(DuckFrame.from_table(evaluated), spec, cut)
-    own = [*map(quote_name, spec.columns), *(JUDGED if source.has_conditions else ())]
+    arguments = tuple(list_spark_arguments(spec))
+    frame = add_positions(DuckFrame.from_table(evaluated), spec, cut, arguments)
+    own = [*map(quote_name, spec.columns), *arguments]
+    own += JUDGED if source.has_conditions else ()
     rows = sort_rows(select_surveyed(frame, {index: source}, own).toArrow())
     found = scan_rows(spec, cut, index, rows, state)
     return found, add_faults(add_verdicts(rows, found.verdicts), frame, None)

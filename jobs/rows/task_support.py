@@ -1,10 +1,9 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
-from tidegate.jobs.rules.native_support import (
-    explain_unproven_expressions,
-    explain_unproven_fold,
-)
+from tidegate.jobs.rules.aggregates import list_spark_arguments
+from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import AggregateFunction
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
@@ -14,6 +13,10 @@ from .topic_reading import explain_other_topic, list_secret_options
 
 def explain_other_rows(spec: PipelineSpec) -> str | None:
     """Why the rows of a pipeline do not go through Python tasks; None if they do."""
+    for name, window in spec.windows.items():
+        functions = {what.function for what in window.aggregates.values()}
+        if AggregateFunction.SQL in functions or list_spark_arguments(spec):
+            return f"window {name}: an aggregate that only Spark SQL computes"
     for name, source in spec.sources.items():
         if source.kafka is None:
             continue
@@ -21,9 +24,6 @@ def explain_other_rows(spec: PipelineSpec) -> str | None:
             return f"source {name}: {reason}"
         if spec.spark.uses_connect and (secrets := list_secret_options(source)):
             return f"source {name}: a plan of Spark Connect would show {', '.join(secrets)}"
-    for name in spec.windows:
-        if (reason := explain_unproven_fold(spec, name)) is not None:
-            return f"window {name}: {reason}"
     return None
 
 
@@ -41,6 +41,8 @@ def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str 
     """Why Spark SQL evaluates the rows of a cut between two Python tasks; None if it has not to."""
     if (reason := explain_unproven_expressions(spec)) is not None:
         return reason
+    if list_spark_arguments(spec):
+        return "the argument of an aggregate"
     for unit in units:
         for piece in unit.cut.slices:
             source = spec.sources[piece.member.source]

@@ -48,7 +48,8 @@ from .dead_rows import (
     select_judged,
     show_dead_letters,
 )
-from .judged_rows import JudgedRows, apply_verdicts, assign_rows_to_windows, select_data_rows
+from .edge_folds import OPEN_EDGES, assign_unit_rows, fold_edges
+from .judged_rows import JudgedRows, apply_verdicts, select_data_rows
 from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
     LateCounts,
@@ -136,7 +137,8 @@ class UnitAnswer:
         read_bytes: of the objects, and of the rows of topics.
         missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
-        partials: window -> partial aggregates without marks, as an Arrow stream.
+        partials: window -> partial aggregates without marks, as an Arrow stream; for `OPEN_EDGES`
+            what `fold_edges` leaves.
         stored: window -> key of those that are too large for the answer.
         kept: the rows for the events; None without an events table.
         late_files: files of the late table.
@@ -382,12 +384,15 @@ def _judge_rows(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, rows: pa.T
 
 def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
     if judged.data is not None:
+        ended, left = fold_edges(judged)
+        if left is not None:
+            answer.partials[OPEN_EDGES] = encode_table(left)
         for name, window in order.spec.windows.items():
-            aggregation = Aggregation(order.spec, name)
+            aggregation = Aggregation(order.spec, name, is_evaluated=True)
             folded = (
                 fold_parts(judged, aggregation)
                 if is_folded_by_parts(window)
-                else aggregation.fold_rows(assign_rows_to_windows(judged, window))
+                else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())
     size = sum(map(len, answer.partials.values()))

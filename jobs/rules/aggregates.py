@@ -25,6 +25,7 @@ from .row_conditions import (
     end_reached_sql,
     opaque_literal,
     quote_name,
+    quote_text,
 )
 
 _PLACE_SQL = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
@@ -163,6 +164,13 @@ def _infer_sum_type(kind: Any) -> Any:
     return pa.int64() if pa.types.is_integer(kind) else pa.float64()
 
 
+def _infer_spark_sum(kind: str) -> str:
+    """The type of Spark's sum of a type of DuckDB."""
+    if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", kind):
+        return f"decimal({min(38, int(match[1]) + 10)},{match[2]})"
+    return "bigint" if kind.endswith("INT") or kind == "INTEGER" else "double"
+
+
 def _keep_type(kind: Any) -> Any:
     return kind
 
@@ -236,20 +244,55 @@ def explain_spark_aggregate(aggregate: Aggregate, columns: ColumnTypes) -> str |
     return None if kind.partition("(")[0] in rule.native_types else f"{aggregate} over {kind}"
 
 
-def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> AggregatePlan:
+def list_spark_arguments(spec: PipelineSpec) -> dict[str, str]:
+    """Column -> the argument of an aggregate that Spark SQL has to compute, as Spark SQL.
+
+    Rows are folded by DuckDB then. ``sql(...)`` has no argument: its state are the rows.
+    """
+    found = {}
+    for place, window in enumerate(spec.windows.values()):
+        for index, what in enumerate(window.aggregates.values()):
+            if what.function is not AggregateFunction.SQL and explain_spark_aggregate(
+                what, spec.columns
+            ):
+                value = f"(\n{_select_argument_sql(what, spec.columns)}\n)"
+                kind = _infer_fold_type(what, spec.columns)
+                found[f"_a{place}_{index}"] = f"CAST({value} AS {kind})" if kind else value
+    return found
+
+
+def _infer_fold_type(what: Aggregate, columns: ColumnTypes) -> str | None:
+    """The type to which the function casts its argument itself; None if it takes any."""
+    if what.function is AggregateFunction.APPROX_DISTINCT:
+        return "string"
+    is_text = what.function is AggregateFunction.SUM and infer_argument_type(what, columns)
+    casts = what.function in (AggregateFunction.AVG, AggregateFunction.APPROX_QUANTILE)
+    return "double" if casts or is_text else None
+
+
+def _select_argument_sql(what: Aggregate, columns: ColumnTypes) -> str:
+    match = COLUMN_NAME.fullmatch(what.expression)
+    if match and (match[1] or match[2]) in columns:
+        return quote_name(match[1] or match[2])
+    return what.expression
+
+
+def plan_aggregate(
+    what: Aggregate, index: int, columns: ColumnTypes, argument: str | None = None
+) -> AggregatePlan:
     """The expressions of the `index`-th aggregate of a window.
 
     Args:
         what: the aggregate.
         index: its place; names its state columns.
         columns: the row's columns with their declared types.
+        argument: the column with its argument, if that is computed already.
     """
-    state, x = f"_s{index}", what.expression
+    state, x = f"_s{index}", argument or _select_argument_sql(what, columns)
     if what.function is AggregateFunction.SQL:
         state = _KEPT_ROWS_COLUMN
-        x = f"struct({', '.join(quote_name(c) for c in (*columns, '_source'))})"
-    elif (match := COLUMN_NAME.fullmatch(x)) and (match[1] or match[2]) in columns:
-        x = quote_name(match[1] or match[2])
+        fields = (f"{quote_text(c)}, {quote_name(c)}" for c in (*columns, "_source"))
+        x = f"named_struct({', '.join(fields)})"
     plan = _RULES[what.function].plan(state, x, what)
     kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None
     if kind in _WHOLE:
@@ -284,20 +327,33 @@ class Aggregation:
             they are.
         overflow: condition over merged state: the result lacks a sum that does not fit its column;
             None if none can be so large.
+
+    Args:
+        spec: the pipeline.
+        name: of the window.
+        is_evaluated: the rows have the columns of `list_spark_arguments`.
     """
 
-    def __init__(self, spec: PipelineSpec, name: str) -> None:
+    def __init__(self, spec: PipelineSpec, name: str, *, is_evaluated: bool = False) -> None:
         self.name, self.window = name, spec.windows[name]
+        place = list(spec.windows).index(name)
+        arguments = list_spark_arguments(spec) if is_evaluated else {}
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
         self.key_columns = [
             f"{_select_key_sql(key, spec.columns.get(key))} AS _k{i}"
             for i, key in enumerate(self.window.keys)
         ]
         self.group_columns = ["_ws", "_we", *self.keys]
-        self.plans: dict[str, AggregatePlan] = {
-            output: plan_aggregate(what, i, spec.columns)
-            for i, (output, what) in enumerate(self.window.aggregates.items())
-        }
+        self.plans: dict[str, AggregatePlan] = {}
+        # The sums of arguments whose types only the rows have.
+        self._open_sums: dict[str, str] = {}
+        for i, (output, what) in enumerate(self.window.aggregates.items()):
+            column = f"_a{place}_{i}"
+            given = column if column in arguments else None
+            self.plans[output] = plan_aggregate(what, i, spec.columns, given)
+            is_sum = what.function is AggregateFunction.SUM
+            if given and is_sum and infer_argument_type(what, spec.columns) is None:
+                self._open_sums[f"_s{i}"] = column
         self.partials = {k: v for plan in self.plans.values() for k, v in plan.partial.items()}
         self.merges = {k: v for plan in self.plans.values() for k, v in plan.merge.items()}
         self.segment_extra = {"aggregates": list(self.plans)}
@@ -351,9 +407,19 @@ class Aggregation:
 
     def fold_rows(self, rows: Frame) -> Frame:
         """One row per window and key of rows with `_ws` and `_we`: their partial aggregates."""
-        return group_rows(
-            rows.selectExpr("*", *self.key_columns), self.group_columns, self.partials
-        )
+        keyed = rows.selectExpr("*", *self.key_columns)
+        return group_rows(keyed, self.group_columns, self.select_partials(rows))
+
+    def select_partials(self, rows: Frame) -> dict[str, str]:
+        """State column -> expression over these rows: sums have the types that Spark gives them."""
+        if not self._open_sums:
+            return self.partials
+        types = get_column_types(rows)
+        sums = {
+            state: f"CAST(sum({column}) AS {_infer_spark_sum(types[column])})"
+            for state, column in self._open_sums.items()
+        }
+        return {**self.partials, **sums}
 
     def merge_folds(self, folds: Frame, before: int, slot: int) -> Frame:
         """What `aggregate_rows` makes of the rows that were folded, part by part, into `folds`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
+from tidegate.jobs.spec.window_specs import AggregateFunction
 
 from .aggregates import explain_spark_aggregate
 from .duck_frame import ENGINE_ERRORS, open_database, to_duckdb
@@ -34,18 +35,22 @@ def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
 
     The reasons of `explain_spark_rows` hold beside these.
     """
-    if spec.windows[name].zero_rows:
-        return "zero_rows"
-    return explain_unproven_fold(spec, name)
-
-
-def explain_unproven_fold(spec: PipelineSpec, name: str) -> str | None:
-    """Why DuckDB cannot fold rows into a window output; None if it can."""
-    window = spec.windows[name]
     if any(source.edges is not None for source in spec.sources.values()):
         return "edge events"
+    if (reason := explain_spark_state(spec, name)) is not None:
+        return reason
+    window = spec.windows[name]
     found = (explain_spark_aggregate(what, spec.columns) for what in window.aggregates.values())
     return next((reason for reason in found if reason is not None), None)
+
+
+def explain_spark_state(spec: PipelineSpec, name: str) -> str | None:
+    """Why Spark SQL has to merge the state of a window output; None if it has not."""
+    window = spec.windows[name]
+    if window.zero_rows:
+        return "zero_rows"
+    functions = {what.function for what in window.aggregates.values()}
+    return "sql is Spark's own" if AggregateFunction.SQL in functions else None
 
 
 # Expressions of `select`, `where` and the rules.

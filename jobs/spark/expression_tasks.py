@@ -1,8 +1,8 @@
 """Read jobs in which Spark SQL evaluates what only Spark can; the one module that knows how.
 
-That is an expression of `select`, `where` or a rule, or a cast, that DuckDB is not proven to
-compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates them, and a
-Python task of the same partition folds them.
+That is an expression of `select`, `where`, a rule or an aggregate, or a cast, that DuckDB is not
+proven to compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates
+them, and a Python task of the same partition folds them.
 
 One plan of Spark SQL takes objects that look alike. Where a cut has others as well, a shuffle
 brings the rows of each unit together.
@@ -42,8 +42,9 @@ from tidegate.jobs.rows.unit_reading import (
     list_parts,
     select_parts,
 )
+from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import combine_frames
-from tidegate.jobs.rules.row_conditions import quote_name
+from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 
 from .cut_reader import format_ddl, to_nested_type
@@ -154,9 +155,29 @@ def _select_evaluated_rows(
     decode = partial(_decode_parts, order, (columns, nested), chosen, first, outlet)
     raw = session.range(0, len(chosen), 1, len(chosen)).mapInArrow(decode, schema)
     rows: DataFrame = cast_to_declared(raw, source, physical)
+    if arguments := list_spark_arguments(order.spec):
+        rows = _add_arguments(rows, chosen, arguments)
     others = [quote_name(name) for name in rows.columns if name != "_json"]
     # The text of a row costs more than all else of it.
     return rows.selectExpr(*others, f"IF({IS_LETTER}, _json, NULL) AS _json")
+
+
+def _add_arguments(
+    rows: DataFrame, chosen: list[SimilarParts], arguments: dict[str, str]
+) -> DataFrame:
+    """Add what Spark SQL has to compute for the aggregates; nothing of rows that are no data."""
+    sources = {
+        index: piece.member.source
+        for one in chosen
+        for index, piece in zip(one.unit.indexes, one.unit.cut.slices, strict=True)
+    }
+    known = ", ".join(quote_text(sources.get(index, "")) for index in range(max(sources) + 1))
+    placed = rows.selectExpr("*", f"array({known})[_m] AS _source")
+    values = (
+        f"IF(_dead IS NULL AND _kind = 'data', {sql}, NULL) AS {name}"
+        for name, sql in arguments.items()
+    )
+    return placed.selectExpr("*", *values).drop("_source")
 
 
 def _join_answers(

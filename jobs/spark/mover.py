@@ -29,6 +29,7 @@ from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.rows.edge_folds import OPEN_EDGES, collect_edge_columns, select_punctual_edges
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.session_folds import is_folded_by_parts
 from tidegate.jobs.rows.task_support import explain_other_rows
@@ -42,7 +43,7 @@ from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
 
 from .cut_reader import CutFrame, arrow_to_frame, open_cut
 from .cut_survey import NATIVE_CELLS, MemberScans, survey_cut
-from .edge_events import EpochEdges, pair_edges
+from .edge_events import EpochEdges, choose_edge_engine, pair_edges
 from .epoch_context import EpochContext, FileWriter, OutputFiles
 from .epoch_outputs import EpochOutputs
 from .errors import SPARK_FAILED
@@ -274,10 +275,13 @@ class SparkMover:
             for answer in scans.answers:
                 note_footers(self._store, answer.footers)
             late = scans.sum_late_rows(self._spec)
+            came = scans.join_partials(OPEN_EDGES)
+            edge_epoch = choose_edge_engine(epoch, 0 if came is None else came.num_rows)
+            edges = pair_edges(edge_epoch, came)
             windows = {
                 name: items[name].process()
                 if name in items
-                else process_partials(epoch, name, partials[name])
+                else process_partials(epoch, name, partials[name], edge_epoch, edges)
                 for name in self._spec.windows
             }
             dead = scans.sum_dead_rows()
@@ -286,7 +290,7 @@ class SparkMover:
                 if self._spec.outputs.events
                 else count_released_rows(scans)
             )
-            return EpochOutputs(scans, released, late, dead, EpochEdges(), windows).to_result(epoch)
+            return EpochOutputs(scans, released, late, dead, edges, windows).to_result(epoch)
 
     def _make_empty_context(self, order: MoveOrder, staged: CutFrame) -> EpochContext:
         """What an epoch needs whose rows are with tasks."""
@@ -334,7 +338,7 @@ class SparkMover:
             dead = pool.submit(write_dead_letters, epoch, scans)
             # In this thread, because every window needs it, while the pool already works on the
             # rest.
-            edges = pair_edges(on_spark)
+            edges = pair_edges(on_spark, _collect_edges(on_spark))
             windows = {
                 name: pool.submit(_process_window_output, choose_context(name), name, edges)
                 for name in self._spec.windows
@@ -404,6 +408,13 @@ def _read_judged_rows(scans: MemberScans, spec: PipelineSpec, *, native: bool) -
     return found.join(F.broadcast(verdicts), F.expr("_m = _vm AND _seq = _vseq"), "left").drop(
         "_vm", "_vseq"
     )
+
+
+def _collect_edges(epoch: EpochContext) -> Any:
+    """The edges of an epoch that are on time; None without any."""
+    if epoch.data is None or not collect_edge_columns(epoch.spec):
+        return None
+    return epoch.collect_if_small(select_punctual_edges(epoch.judged), epoch.staged.rows)
 
 
 def _process_window_output(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputFiles:

@@ -119,7 +119,7 @@ class TaskScans:
         return total
 
     def join_partials(self, window: str) -> pa.Table | None:
-        """The partial aggregates of a window in the order of the cut; None without rows."""
+        """What `UnitAnswer.partials` have for a window, in the order of the cut; None without."""
         found = [
             decode_table(answer.partials[window])
             for answer in self.answers

@@ -17,10 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rows.cut_division import DIVISION
+from tidegate.jobs.rows.edge_folds import drop_edges
 from tidegate.jobs.rows.judged_rows import assign_rows_to_windows
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames, group_rows
-from tidegate.jobs.rules.native_support import explain_spark_window
+from tidegate.jobs.rules.native_support import explain_spark_state
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
     is_window_closed,
@@ -32,8 +33,8 @@ from tidegate.jobs.rules.row_conditions import (
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, saturate_ticks
 
-from .edge_events import EpochEdges, assign_intervals, drop_edges
-from .epoch_context import EpochContext, OutputFiles, WrittenFiles
+from .edge_events import EpochEdges, assign_intervals
+from .epoch_context import EpochContext, OutputFiles, WrittenFiles, collect_to_driver
 
 MERGE_ROWS = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
@@ -68,13 +69,23 @@ def process_window(epoch: EpochContext, name: str, edges: EpochEdges) -> OutputF
     return _update_window(epoch, aggregation, written)
 
 
-def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> OutputFiles:
+def process_partials(
+    epoch: EpochContext,
+    name: str,
+    folds: pa.Table | None,
+    edge_epoch: EpochContext,
+    edges: EpochEdges,
+) -> OutputFiles:
     """As `process_window`, with the partial aggregates that tasks have made of the rows.
 
-    They are merged in their order.
+    They are merged in their order; those of `edges`, in the engine of `edge_epoch`, come last.
     """
     decision, aggregation = epoch.decision, Aggregation(epoch.spec, name)
     written = WrittenFiles()
+    lasting, _ = assign_intervals(edge_epoch, aggregation.window, edges)
+    if lasting is not None:
+        more = collect_to_driver(aggregation.fold_rows(lasting))
+        folds = more if folds is None else _append_folds(folds, more)
     if folds is not None:
         frame = DuckFrame.from_table(folds)
         fresh = aggregation.merge_folds(frame, decision.frontier_before, epoch.order.epoch)
@@ -82,6 +93,11 @@ def process_partials(epoch: EpochContext, name: str, folds: pa.Table | None) -> 
         extra = {**aggregation.segment_extra, "division": DIVISION}
         written = epoch.writer.write_segment(f"window:{name}", fresh.toArrow(), "_we", extra)
     return _update_window(epoch, aggregation, written)
+
+
+def _append_folds(folds: pa.Table, more: pa.Table) -> pa.Table:
+    """Partial aggregates of two engines, which may order columns in different ways."""
+    return pa.concat_tables([folds, more.select(folds.column_names).cast(folds.schema)])
 
 
 def _update_window(
@@ -121,7 +137,7 @@ def choose_state_engine(
     They are so many `fresh` ones, and those of the `live` segments.
     """
     rows = fresh + sum(ref.rows for ref in live)
-    here = rows <= MERGE_ROWS and explain_spark_window(epoch.spec, name) is None
+    here = rows <= MERGE_ROWS and explain_spark_state(epoch.spec, name) is None
     return replace(epoch, native=True) if here else epoch
 
 

@@ -142,7 +142,8 @@ def prove_keys(session: SparkSession) -> tuple[set[str], list[str]]:
     whole, table = make_spec(), make_rows()
     window = whole.windows["w"]
     count = {"n": window.aggregates["a0"]}
-    wrong, proven = [], set()
+    wrong: list[str] = []
+    proven: set[str] = set()
     for i, kind in enumerate(VALUES):
         own = window.model_copy(update={"keys": (f"c{i}",), "aggregates": count})
         spec = whole.model_copy(update={"windows": {"w": own}})

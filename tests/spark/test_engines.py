@@ -9,10 +9,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from tests.spark.agreement import spec_of
+from tests.spark.agreement import COLUMNS, spec_of, table_of
 from tests.spark.engine_agreement import prove
+from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.rows.row_texts import write_row_texts
-from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.aggregates import Aggregation, list_spark_arguments
 from tidegate.jobs.rules.duck_frame import DuckFrame, open_database
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 
@@ -39,6 +40,7 @@ def test_no_native_aggregate_and_no_condition_differs(session: SparkSession) -> 
         ({"zero_rows": True, "keys": ["k"]}, "zero_rows"),
         ({"keys": ["v"]}, None),
         ({"aggregates": {"top": "max(v)"}}, "max(v) over double"),
+        ({"aggregates": {"last": "sql(max_by(n, t))"}}, "sql is Spark's own"),
         ({"aggregates": {"about": "approx_distinct(k)"}}, None),
         ({"aggregates": {"about": "approx_distinct(v)"}}, "approx_distinct(v) over double"),
         ({"aggregates": {"middle": "approx_quantile(v, 0.5)"}}, None),
@@ -79,6 +81,49 @@ def test_a_sum_of_whole_numbers_is_exact_in_state() -> None:
     (state,) = _fold_numbers("sum(n)").to_pylist()
     assert state["_s0"] is None
     assert state["_s0_over"] == 2**63
+
+
+@pytest.mark.unit
+def test_state_of_arguments_that_spark_computes_has_the_types_of_spark() -> None:
+    """Also `sql(...)`, whose state are the rows: a pipeline goes on from the state it has."""
+    calls = {
+        "whole": "sum(abs(n))",
+        "exact": "sum(cast(n as decimal(10, 2)))",
+        "half": "sum(n / 2)",
+        "first": "first(upper(k))",
+        "own": "sql(max_by(n, t))",
+    }
+    window = {"kind": "tumbling", "size": "10s", "keys": ["v"], "aggregates": calls}
+    spec = spec_of(windows={"w": window})
+    arguments = [[7], [Decimal("7.00")], [3.5], ["X"]]
+    rows = table_of([{"t": 1, "k": "x", "n": 7, "v": -0.0}])
+    places = {
+        "_et": [1],
+        "_seq": [0],
+        "_ws": [0],
+        "_we": [10],
+        "_source": ["a"],
+        "_partition": ["0"],
+    }
+    places |= dict(zip(list_spark_arguments(spec), arguments, strict=True))
+    for name, values in places.items():
+        rows = rows.append_column(name, pa.array(values))
+    rows = rows.append_column("_so", pa.array([0], pa.int32()))
+    rows = replace_column(rows, "_a0_1", rows["_a0_1"].cast(pa.decimal128(10, 2)))
+    aggregation = Aggregation(spec, "w", is_evaluated=True)
+    folded = aggregation.fold_rows(DuckFrame.from_table(rows)).toArrow()
+    place = [("_et", pa.int64()), ("_so", pa.int32()), ("_partition", pa.string())]
+    place.append(("_seq", pa.int64()))
+    row = pa.struct([*rows.select([*COLUMNS, "_source"]).schema])
+    assert {name: folded[name].type for name in aggregation.partials} == {
+        "_s0": pa.int64(),
+        "_s1": pa.decimal128(20, 2),
+        "_s2": pa.float64(),
+        "_s3_v": pa.struct([("v", pa.string())]),
+        "_s3_at": pa.struct(place),
+        "_rows": pa.list_(pa.field("l", pa.struct([*place, ("v", row)]))),
+    }
+    assert str(folded["_k0"][0].as_py()) == "0.0"
 
 
 def _fold_numbers(aggregate: str) -> pa.Table:

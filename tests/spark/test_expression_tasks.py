@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
+from tests.spark.agreement import SECOND, Pair, Side, rows_of, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import replace_column
@@ -50,6 +50,21 @@ WINDOWS = {
         "aggregates": {"rows": "count(*)", "sum": "sum(v)", "whole": "sum(n)", "last": "last(n)"},
         "lateness": "4s",
     }
+}
+
+
+SPARK_AGGREGATES = {
+    "upper": "max(upper(k))",
+    "sum": "sum(n / 10 + v)",
+    "whole": "sum(abs(n))",
+    "exact": "sum(cast(n as decimal(10, 2)))",
+    "texts": "approx_distinct(v)",
+    "level": "avg(abs(v))",
+    "first": "first(concat(k, _source))",
+    "all": "collect(abs(n))",
+    "kinds": "distinct(v)",
+    "top": "max(v)",
+    "own": "sql(max_by(n, t) + count_if(v > 1))",
 }
 
 
@@ -138,6 +153,28 @@ def test_tasks_agree_with_spark_sql(
         counters = [moved.counters for moved in pair.sides["spark"].moved]
         found.append((tables, read_letters(pair), counters))
     assert found[0] == found[1]
+
+
+@pytest.mark.long
+def test_aggregates_of_spark_agree_with_spark_sql(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their arguments are computed between the tasks, and either way goes on from any state."""
+    monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
+    own = {"keys": ["v"], "aggregates": SPARK_AGGREGATES, "lateness": "4s"}
+    windows = {
+        "w": {**own, "kind": "sliding", "size": "20s", "slide": "10s", "emit": "each_epoch"},
+        "s": {**own, "kind": "session", "gap": "3s"},
+    }
+    spec = spec_of(windows=windows)
+    monkeypatch.setattr(mover, "explain_other_rows", lambda _: None)
+    pair = Pair(spec, session, tmp_path / "tasks")
+    monkeypatch.setattr(pair.spark, "_move_scanned", None)
+    # The oracle has no Spark SQL.
+    other = mover.SparkMover(pair.store, spec, tmp_path / "sql", session=session, native=False)
+    pair.sides["reference"] = Side(other, "reference")
+    run_to_end(pair, random.Random("aggregates"), 3)
+    assert len(pair.table("s")) > 10
 
 
 @pytest.mark.usefixtures("_only_expression_tasks")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.local_session import LocalSession
+from tests.spark.test_edges import run_case
 from tidegate.jobs.rows.event_files import RANGE_BYTES
 from tidegate.jobs.spark import python_tasks, task_events
 
@@ -77,6 +78,12 @@ def test_keys_of_floats_agree_with_the_oracle(tmp_path: Path) -> None:
             pair.run(number * SECOND, done=number == 3)
     keys = {str(found["v"]) for found in pair.table("t")}
     assert keys == {"0.0", "0.1", "nan", "None"}
+
+
+def test_edges_agree_with_the_oracle(tmp_path: Path) -> None:
+    """Tasks pair the edges of a unit, and the driver what is open with the first end."""
+    session: Any = LocalSession()
+    run_case(session, tmp_path, seed=0, epochs=4)
 
 
 def test_spark_sql_is_refused_by_the_name_of_what_it_needs(tmp_path: Path) -> None:
