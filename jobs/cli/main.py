@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from tidegate.jobs.driver.leak_reports import drop_leak_reports
+
 from . import (
     check_replay_quality,
     checkpoint_commands,
@@ -129,4 +131,5 @@ def main() -> None:
     """Entry point of the `tidegate` script."""
     if {*sys.argv[1:2]} & {*_UNNEEDED}:
         sys.meta_path.insert(0, _ModuleHider)
+    drop_leak_reports()
     app()

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.open_store import ScratchStore, open_store
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.json_types import JsonObject
 
 _SAMPLE_ROWS: Final = 10_000
@@ -57,8 +58,8 @@ def store_file(
 
 def store_task_rows(
     url: str, rows: pa.Table, stem: str, kind: str, time: str | None, extra: JsonObject
-) -> FileRef:
-    """Write the rows of a task as a file under a random name, and describe it.
+) -> tuple[FileRef, FileFooter]:
+    """Write the rows of a task as a file under a random name; return what describes it.
 
     A task that runs twice writes two files; only one of them is named by the manifest.
 
@@ -74,7 +75,8 @@ def store_task_rows(
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
         write_parquet_file(rows, path)
-        return store_file(open_task_store(url), path, key, kind, time, extra)
+        found = store_file(open_task_store(url), path, key, kind, time, extra)
+        return found, FileFooter.pack(pq.read_metadata(path), found.bytes)
 
 
 @cache

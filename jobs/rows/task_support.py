@@ -1,7 +1,6 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
 from tidegate.jobs.rules.native_support import (
-    explain_unnamed_columns,
     explain_unproven_expressions,
     explain_unproven_fold,
 )
@@ -10,20 +9,18 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
-from .topic_reading import explain_other_topic
+from .topic_reading import explain_other_topic, list_secret_options
 
 
 def explain_other_rows(spec: PipelineSpec) -> str | None:
     """Why the rows of a pipeline do not go through Python tasks; None if they do."""
-    if (reason := explain_unnamed_columns(spec)) is not None:
-        return reason
     for name, source in spec.sources.items():
         if source.kafka is None:
             continue
         if (reason := explain_other_topic(source)) is not None:
             return f"source {name}: {reason}"
-        if uses_connect(spec):
-            return f"source {name}: a topic whose settings a Spark Connect server does not have"
+        if spec.spark.uses_connect and (secrets := list_secret_options(source)):
+            return f"source {name}: a plan of Spark Connect would show {', '.join(secrets)}"
     for name in spec.windows:
         if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
@@ -34,7 +31,7 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
     if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
         return "a slice with more values than a task holds"
-    if uses_connect(spec):
+    if spec.spark.uses_connect:
         # Only a classic session has a place between two Python tasks.
         return explain_spark_expressions(spec, units)
     return None
@@ -53,8 +50,3 @@ def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str 
                     if not is_cast_proven(arrow, declared, source.timezone):
                         return f"column {name} is {arrow}, declared {declared}"
     return None
-
-
-def uses_connect(spec: PipelineSpec) -> bool:
-    """Whether Spark is reached through Spark Connect."""
-    return spec.spark.master.startswith("sc://")

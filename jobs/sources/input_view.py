@@ -38,6 +38,8 @@ TaskInspector = Callable[
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"
 """Begins the names of offset ranges, which the mover fetches by itself."""
+SMALL_OBJECT: Final = 1 << 20
+"""Up to this size the driver does not read an object's footer if tasks can."""
 _MAX_CACHE_BYTES = 4 << 30  # of decoded copies; the oldest are removed first
 
 
@@ -95,9 +97,14 @@ class InputView:
     def describe_objects_in_tasks(self, source: str, entries: Sequence[ObjectInfo]) -> None:
         """Inspect those of some objects of a source that need decoding, if tasks are to do it.
 
+        They do it of small ones as well: to read a footer alone takes as long as to read all.
         `inspect_object` returns what they have found, once.
         """
-        wanted = [one for one in entries if self._find_decoded_source(one.key) is not None]
+        wanted = [
+            one
+            for one in entries
+            if one.size <= SMALL_OBJECT or self._find_decoded_source(one.key) is not None
+        ]
         self._inspected.clear()
         if wanted and self._task_inspector is not None:
             found = self._task_inspector(source, wanted, self.uri)
@@ -107,7 +114,7 @@ class InputView:
         """Return ETag and size of the original, and what it holds or why it cannot be decoded.
 
         Tasks say what it holds, or a decoded copy does, which the cache may remove later. None
-        if the object needs no decoding.
+        if the object needs no decoding, and tasks have not inspected it.
 
         Raises:
             NotFoundError: there is no such object.

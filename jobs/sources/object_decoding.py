@@ -39,6 +39,7 @@ from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
 from .odd_texts import MarkedText, add_marks, decode_line
+from .orc import read_orc_file
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -235,9 +236,7 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
         return read_avro_file(data)
     if form == "parquet":
         return read_parquet_table(io.BytesIO(data))
-    import pyarrow.orc as orc
-
-    return orc.ORCFile(io.BytesIO(data)).read()
+    return read_orc_file(data)
 
 
 def open_parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:

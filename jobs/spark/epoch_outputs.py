@@ -15,6 +15,7 @@ from tidegate.checkpoints.row_counts import (
     TARDY,
     name_late_counts,
 )
+from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.rows.built_events import BuildOrder, EventGroup, write_built_events
 from tidegate.jobs.rows.late_rows import LateCounts, SourceCounts
@@ -178,6 +179,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows, *, in_tasks: bool)
         answer = write_built_events(order)
     if answer.error is not None:
         raise answer.error
+    note_footers(epoch.store, answer.footers)
     if answer.group == group and before:
         return OutputFiles(segments=tuple(before))
     state = epoch.writer.write_segment(

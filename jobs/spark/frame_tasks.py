@@ -32,7 +32,9 @@ from tidegate.jobs.rows.event_files import (
     write_unit_events,
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
+from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .python_tasks import (
     KeptRows,
@@ -85,7 +87,7 @@ def run_read_job(
         PySparkException: a task failed, or the server is gone.
         PoisonError: an answer did not arrive.
     """
-    assert not variables  # noqa: S101 - `task_support` leaves those pipelines to Spark SQL
+    assert not variables  # noqa: S101 - see `build_settings_variable`
     if not units:
         return [], None
     # A job that runs again must not find the rows of the first one.
@@ -143,14 +145,16 @@ def start_workers(
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
     Raises:
-        PySparkException: they have not tidegate, or do not see the object of `sample`.
+        PySparkException: they have not tidegate, do not see the object of `sample`, or lack a
+            variable of the topics of `spec`.
     """
     assert not variables  # noqa: S101 - as in `run_read_job`
-    body = partial(_import_kernel, tuple(libraries), sample)
+    body = partial(_import_kernel, tuple(libraries), sample, spec)
     # Without a number of partitions there are as many as the server runs tasks at a time.
     session.range(_MANY).mapInArrow(body, _ROWS).collect()
 
@@ -236,13 +240,18 @@ def _run_body(
 
 
 def _import_kernel(
-    libraries: Sequence[str], sample: StoreSample | None, batches: _Batches
+    libraries: Sequence[str],
+    sample: StoreSample | None,
+    spec: PipelineSpec | None,
+    batches: _Batches,
 ) -> _Batches:
     for _ in batches:  # a worker whose input is not read is lost
         pass
     import_libraries(libraries)
     if sample is not None:
         _require_sample(sample)
+    if spec is not None:
+        require_settings(spec)
     yield from ()
 
 

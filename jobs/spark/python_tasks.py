@@ -37,6 +37,7 @@ from tidegate.jobs.rows.event_files import (
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
@@ -214,10 +215,11 @@ def start_workers(
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
     sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
-    They have the keys of this process, so `sample` is not looked at.
+    They have the keys and settings of this process, so `sample` and `spec` are not looked at.
     """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism

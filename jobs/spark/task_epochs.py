@@ -28,6 +28,7 @@ from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
+from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
@@ -158,6 +159,8 @@ def survey_in_tasks(
                 order = replace(order, schemas=read_schemas(spec))
                 answers, kept = read_units(sessions, spec, order, units)
             left = check_answers(answers)
+            for answer in answers:
+                answer.partials |= take_partials(store, answer.stored)
         except TidegateError:
             _drop_rows(kept)
             raise
@@ -205,6 +208,7 @@ def _make_read_order(
 ) -> ReadOrder:
     """What the rows of the next epoch are judged against, and where files go."""
     most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
+    sent = SENT_BYTES // max(units, 1)
     return ReadOrder(
         remove_settings(spec),
         mark.frontier,
@@ -214,6 +218,7 @@ def _make_read_order(
         store.url,
         most,
         read_schemas(spec),
+        sent_bytes=sent,
     )
 
 

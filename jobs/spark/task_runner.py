@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from . import frame_tasks, python_tasks
 from .python_tasks import KeptRows, StoreSample
@@ -46,6 +47,7 @@ class TaskRunner(Protocol):
         variables: Mapping[str, str] | None = None,
         libraries: Sequence[str] = (),
         sample: StoreSample | None = None,
+        spec: PipelineSpec | None = None,
     ) -> None: ...
 
 

@@ -32,7 +32,12 @@ from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.message_schemas import read_schemas
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
+from tidegate.jobs.rows.topic_reading import (
+    build_settings_variable,
+    close_reader,
+    remove_settings,
+    require_settings,
+)
 from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -245,8 +250,21 @@ def test_other_topics_are_named(
     assert explain_other_rows(spec) == f"source a: {reason}"
 
 
-def test_a_topic_through_spark_connect_is_named(tmp_path: Path) -> None:
-    """Its settings would have to be part of the plan."""
-    spec = topic_spec("b:9092", events={**OFF, "spark": {"master": "sc://far"}})
+def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan names variables that the hosts have. Spark SQL reads a topic with a secret in its spec."""
+    monkeypatch.setenv("CLIENT", "tests")
+    far = {**OFF, "spark": {"master": "sc://far"}}
+    spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
+    assert explain_other_rows(spec) is None
+    assert build_settings_variable(spec) == {}
+    assert remove_settings(spec) == spec
+    require_settings(spec)
+    monkeypatch.delenv("CLIENT")
+    with pytest.raises(ConfigurationError, match="CLIENT"):
+        require_settings(spec)
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    login += ' username="u" password="p";'
+    options = {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": login}
+    spec = topic_spec("b:9092", kafka={"options": options}, events=far)
     found = explain_other_rows(spec)
-    assert found == "source a: a topic whose settings a Spark Connect server does not have"
+    assert found == "source a: a plan of Spark Connect would show sasl.jaas.config"

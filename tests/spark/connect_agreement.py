@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, Row, rows_of, spec_of
+from tests.spark.topic_epochs import run_epoch
+from tidegate.checkpoints.epoch_notes import EpochCounters
+from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
 from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, open_session
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,12 +96,24 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
     return found
 
 
+def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, EpochCounters]:
+    """Survey and counters of an epoch over a topic, on a Connect server."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mover, "open_cut", refuse)
+        session = join_server(spec.spark.master)
+        members, moved = run_epoch(spec, session, folder, cut, in_tasks=True)
+    return members, moved.counters
+
+
 def explain_refusal(
-    address: str, libraries: list[str], sample: python_tasks.StoreSample | None
+    address: str,
+    libraries: list[str],
+    sample: python_tasks.StoreSample | None,
+    spec: PipelineSpec | None = None,
 ) -> str | None:
     """Why workers of a server cannot be used; None if they can."""
     try:
-        frame_tasks.start_workers(join_server(address), None, libraries, sample)
+        frame_tasks.start_workers(join_server(address), None, libraries, sample, spec)
     except SPARK_ERRORS as error:
         return extract_cause(error)
     return None

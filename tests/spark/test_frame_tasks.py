@@ -7,11 +7,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 
+from tests.rows.topic_inputs import message, plan_cut, topic_spec
+from tests.servers.kafka_in_process import KafkaInProcess
 from tests.servers.spark import connect_server
 from tests.spark.connect_agreement import (
     FORMS,
@@ -20,24 +22,34 @@ from tests.spark.connect_agreement import (
     explain_refusal,
     read_tables,
     run_far,
+    run_far_topic,
     run_form,
 )
+from tests.spark.topic_epochs import run_epoch
 from tidegate.checkpoints.errors import BUCKET_DENIED, STORE_UNAVAILABLE, StoreDeniedError
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, task_events
 from tidegate.jobs.spark.python_tasks import StoreSample
+from tidegate.jobs.spec.operations import SparkSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidegate.jobs.engine.interfaces import Cut
+    from tidegate.jobs.spec.pipeline import PipelineSpec
+
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+CLIENT_VARIABLE = "TIDEGATE_TEST_CLIENT"
+"""Hosts of the server have it."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server, whose hosts have tidegate and see the folders of the tests."""
-    with connect_server(tmp_path_factory.mktemp("server")) as found:
-        yield found.address
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(CLIENT_VARIABLE, "tests")
+        with connect_server(tmp_path_factory.mktemp("server")) as found:
+            yield found.address
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +81,39 @@ def test_a_connect_server_gives_the_tables_of_a_classic_session(
         assert there[table] == here[table], table
     # The second job found the rows that the first one kept, and did not read them again.
     assert files == count_late_files(pair)
+
+
+@pytest.mark.usefixtures("only_tasks")
+def test_hosts_of_a_server_read_topics_with_settings_of_their_own(
+    session: SparkSession,
+    server: str,
+    other_process: ProcessPoolExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plan names variables, which the hosts have; if they lack one, they say so."""
+    monkeypatch.setenv(CLIENT_VARIABLE, "tests")
+    broker = KafkaInProcess()
+    broker.send("t", 0, [message(second) for second in range(30)])
+    kafka = {"options": {"client.id": f"env:{CLIENT_VARIABLE}"}}
+    near = topic_spec(broker.servers, kafka=kafka)
+    far = near.model_copy(update={"spark": SparkSpec(master=server)})
+    cut = plan_cut(near, {0: (0, 30)})
+    there = other_process.submit(_run_with_variable, far, tmp_path / "far", cut).result()
+    members, moved = run_epoch(near, session, tmp_path / "near", cut, in_tasks=True)
+    assert there == (members, moved.counters)
+    kafka["options"]["client.id"] = "env:NOT_SET"
+    other = topic_spec(broker.servers, kafka=kafka)
+    other = other.model_copy(update={"spark": SparkSpec(master=server)})
+    refusal = other_process.submit(explain_refusal, server, [], None, other).result()
+    assert refusal is not None
+    assert "NOT_SET" in refusal
+
+
+def _run_with_variable(spec: PipelineSpec, folder: Path, cut: Cut) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(CLIENT_VARIABLE, "tests")
+        return run_far_topic(spec, folder, cut)
 
 
 def test_hosts_that_cannot_run_tasks_say_why(
