@@ -4,8 +4,10 @@ The faults are the rows of docs/track-record.md whose id has two parts, such as 
 command prints a line for each; the last line is ``N of N ids, N passed, N failed``.
 
 With ``--on COMMIT`` the tests of today run on the code of that commit, in a checkout of its own.
-There no test may pass, because it should have found the fault. The last line counts the ids whose
-test fails, and those whose test file needs names that the commit does not have.
+There no test may pass, because it should have found the fault. A test is red only if what it
+asserts does not hold. One that needs a name of today's code proves nothing about that commit; its
+line says which name did not exist. A fault may have two tests: that of the repaired function, and
+one by commands and files alone, which both commits have.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ from xml.etree import ElementTree
 
 from tests.named_tests import ROOT
 
-_ROW = re.compile(
-    r"^\| ([a-z]+-[A-Z]*\d+[a-z]?) \| (S\d) \| (.*?) \| (\w+) \| `?(.*?)`? ?\|$", re.M
+_ROW = re.compile(r"^\| ([a-z]+-[A-Z]*\d+[a-z]?) \| (S\d) \| (.*?) \| (\w+) \| (.*?) ?\|$", re.M)
+# How Python says that code lacks a name, or a parameter, that a test uses.
+_MISSING = re.compile(
+    r"No module named '(.+?)'|cannot import name '(.+?)'|has no attribute '(.+?)'"
+    r"|unexpected keyword argument '(.+?)'|(\w+)\(\) (?:takes|missing) .* argument"
 )
+_SHOWN = 4000  # characters of what pytest prints of each folder
 
 
 @dataclass(frozen=True)
@@ -38,18 +44,21 @@ class Fault:
     Attributes:
         number: its id; the part before the hyphen names the report.
         text: what was wrong.
-        test: path of a test file, ``::`` and the function; empty while the fault is open.
+        tests: paths of test files, each with ``::`` and the function; none while it is open.
     """
 
     number: str
     text: str
-    test: str
+    tests: tuple[str, ...]
 
 
 def read_faults() -> list[Fault]:
     """Return the faults of that review in the order of the track record."""
     text = (ROOT / "docs" / "track-record.md").read_text("utf-8")
-    return [Fault(number, what, test) for number, _, what, _, test in _ROW.findall(text)]
+    return [
+        Fault(number, what, tuple(re.findall("`(.+?)`", tests)))
+        for number, _, what, _, tests in _ROW.findall(text)
+    ]
 
 
 def run_tests(folder: Path, tests: Sequence[str]) -> dict[str, str]:
@@ -60,14 +69,14 @@ def run_tests(folder: Path, tests: Sequence[str]) -> dict[str, str]:
         tests: paths with ``::`` and a function without parameters.
 
     Returns:
-        Test -> ``passed``, ``failed``, or ``missing`` where it could not even be collected.
+        Test -> ``passed``, ``failed``, or the name that the checkout's code lacks.
     """
     folders = sorted({str(Path(test).parent) for test in tests})
     found: dict[str, str] = {}
     # One run for each folder: a `conftest.py` that the checkout's code does not fit ends its run.
     for place in folders:
         found |= _run_files(folder, [test for test in tests if str(Path(test).parent) == place])
-    return {test: found.get(test, "missing") for test in tests}
+    return found
 
 
 def _run_files(folder: Path, tests: Sequence[str]) -> dict[str, str]:
@@ -80,18 +89,57 @@ def _run_files(folder: Path, tests: Sequence[str]) -> dict[str, str]:
         # Otherwise one file that the checkout's code does not fit would end the whole run.
         command += ["--continue-on-collection-errors", f"--junitxml={report}", *files]
         environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
-        subprocess.run(command, cwd=folder, env=environment, check=False)
-        return dict(_read_outcomes(report)) if report.exists() else {}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, check=False, capture_output=True, text=True
+        )
+        sys.stdout.write(done.stdout[-_SHOWN:])
+        # Without a report `conftest.py` itself did not fit.
+        texts = _read_texts(report) if report.exists() else {}
+        return {test: _judge(texts, test, done.stderr) for test in tests}
 
 
-def _read_outcomes(report: Path) -> Iterator[tuple[str, str]]:
-    found: dict[str, set[str]] = {}
+def _read_texts(report: Path) -> dict[str, list[str]]:
+    """Return what the tests of a report say: a text for each failure, an empty one for a success.
+
+    Keys are paths with functions, and for a file that could not be read its module's name.
+    """
+    found: dict[str, list[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        name = f"{case.get('file')}::{str(case.get('name')).partition('[')[0]}"
-        bad = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
-        found.setdefault(name, set()).update(bad or ["passed"])
-    for name, kinds in found.items():
-        yield name, "passed" if kinds == {"passed"} else "failed"
+        function = str(case.get("name")).partition("[")[0]
+        name = f"{case.get('file')}::{function}" if case.get("file") else function
+        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        texts = [f"{child.get('message')}\n{child.text}" for child in bad]
+        found.setdefault(name, []).extend(texts or [""])
+    return found
+
+
+def _judge(texts: dict[str, list[str]], test: str, stderr: str) -> str:
+    file = test.partition("::")[0]
+    # A file that could not be read has one entry, by its path or as a module.
+    ends = (file, file.removesuffix(".py").replace("/", "."))
+    unread = [text for name in texts if name.endswith(ends) for text in texts[name]]
+    said = texts.get(test) or unread or [stderr or "the test was not collected"]
+    if not any(said):
+        return "passed"
+    reasons = [find_missing_name(text) for text in said if text]
+    # Of a test with parameters one case that is red by what it asserts is enough.
+    return "failed" if None in reasons else str(reasons[0])
+
+
+def find_missing_name(text: str) -> str | None:
+    """Return the name that code lacks, as a failure says; None for a failure of another kind.
+
+    >>> find_missing_name("ImportError: cannot import name 'seal' from 'tidegate'")
+    'seal'
+    >>> find_missing_name("TypeError: build_log() takes 3 positional arguments but 4 were given")
+    'build_log'
+    >>> find_missing_name("AssertionError: assert 'running' == 'finished'")
+    """
+    first = text.strip().partition("\n")[0]
+    if first.startswith(("AssertionError", "assert", "Failed")):
+        return None
+    found = _MISSING.search(text)
+    return next((name for name in found.groups() if name), None) if found else None
 
 
 @contextmanager
@@ -118,7 +166,7 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", help="only these faults")
     given = parser.parse_args()
     faults = [one for one in read_faults() if not given.ids or one.number in given.ids]
-    tests = sorted({fault.test for fault in faults if fault.test})
+    tests = sorted({test for fault in faults for test in fault.tests})
     if given.on:
         with check_out(given.on) as folder:
             outcomes = run_tests(folder, tests)
@@ -126,18 +174,30 @@ def main() -> int:
         outcomes = run_tests(ROOT, tests)
     counts: Counter[str] = Counter()
     for fault in faults:
-        outcome = outcomes[fault.test] if fault.test else "open"
-        counts[outcome] += 1
-        sys.stdout.write(f"{outcome:8} {fault.number:12} {fault.text}\n")
+        outcome = _join_outcomes([outcomes[test] for test in fault.tests], on_old=bool(given.on))
+        kind = outcome if outcome in ("passed", "failed", "open") else "missing"
+        counts[kind] += 1
+        sys.stdout.write(f"{kind:8} {fault.number:12} {fault.text}\n")
+        if kind == "missing":
+            sys.stdout.write(f"         cannot be run there: {outcome} did not exist\n")
     total, passed = len(faults), counts["passed"]
     if given.on:
         sys.stdout.write(
-            f"{counts['failed']} of {total} ids are red on {given.on}, {counts['missing']} need"
-            f" names that it lacks, {passed} passed\n"
+            f"{counts['failed']} of {total} ids are red on {given.on}, {counts['missing']} cannot"
+            f" be run there, {passed} passed\n"
         )
         return int(passed > 0)
     sys.stdout.write(f"{total} of {total} ids, {passed} passed, {total - passed} failed\n")
     return int(passed != total)
+
+
+def _join_outcomes(outcomes: Sequence[str], *, on_old: bool) -> str:
+    """Return the outcome of a fault: all tests pass today, and one is red on the old code."""
+    if not outcomes:
+        return "open"
+    order = ("failed", "passed") if on_old else ("failed",)
+    others = [one for one in outcomes if one != "passed"]
+    return next((one for one in order if one in outcomes), (others or ["passed"])[0])
 
 
 if __name__ == "__main__":

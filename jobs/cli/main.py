@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.jobs.driver.leak_reports import drop_leak_reports
+from tidegate.jobs.driver.leak_reports import close_stderr_at_exit
 
 from . import (
     check_replay_quality,
@@ -131,5 +131,5 @@ def main() -> None:
     """Entry point of the `tidegate` script."""
     if {*sys.argv[1:2]} & {*_UNNEEDED}:
         sys.meta_path.insert(0, _ModuleHider)
-    drop_leak_reports()
+    close_stderr_at_exit()
     app()

@@ -17,7 +17,7 @@ from tidegate.jobs.spec.loader import read_spec_name
 
 from .epoch_loop import EndConditions
 from .launch_spec import load_launch_spec
-from .leak_reports import drop_leak_reports
+from .leak_reports import close_stderr_at_exit
 from .log_output import configure_logs, ship_log
 from .pipeline_run import RunOptions, exit_on_error, run_pipeline
 
@@ -70,5 +70,5 @@ def drive_pipeline(
 
 
 if __name__ == "__main__":
-    drop_leak_reports()
+    close_stderr_at_exit()
     typer.run(drive_pipeline)

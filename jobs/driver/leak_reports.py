@@ -4,7 +4,7 @@ import atexit
 import os
 
 
-def drop_leak_reports() -> None:
+def close_stderr_at_exit() -> None:
     """Let nothing reach stderr once Python's own end is over.
 
     DuckDB reports some forty lines of objects that were not freed whenever a thread of py4j, or
@@ -12,10 +12,10 @@ def drop_leak_reports() -> None:
     with the process. Call this first: functions of `atexit` that are registered later run earlier,
     so their output still gets there.
     """
-    atexit.register(_close_stderr)
+    atexit.register(_drop_stderr)
 
 
-def _close_stderr() -> None:
+def _drop_stderr() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     os.close(nothing)

@@ -57,9 +57,15 @@ def store_file(
 
 
 def store_task_rows(
-    url: str, rows: pa.Table, stem: str, kind: str, time: str | None, extra: JsonObject
-) -> tuple[FileRef, FileFooter]:
-    """Write the rows of a task as a file under a random name; return what describes it.
+    url: str,
+    rows: pa.Table,
+    stem: str,
+    kind: str,
+    time: str | None,
+    extra: JsonObject,
+    footers: dict[str, FileFooter] | None = None,
+) -> FileRef:
+    """Write the rows of a task as a file under a random name, and describe it.
 
     A task that runs twice writes two files; only one of them is named by the manifest.
 
@@ -70,13 +76,16 @@ def store_task_rows(
         kind: what it holds.
         time: as in `store_file`.
         extra: fields of the reference.
+        footers: get the file's footer by its key.
     """
     key = f"{stem}-{uuid4().hex[:12]}.parquet"
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
         write_parquet_file(rows, path)
         found = store_file(open_task_store(url), path, key, kind, time, extra)
-        return found, FileFooter.pack(pq.read_metadata(path), found.bytes)
+        if footers is not None:
+            footers[key] = FileFooter.pack(pq.read_metadata(path), found.bytes)
+        return found
 
 
 @cache

@@ -97,8 +97,8 @@ def write_built_events(order: BuildOrder) -> BuildAnswer:
         if built.num_rows:
             stem = f"{order.folders.table_prefix(BUILT)}part-00000"
             kind = f"table:{BUILT}"
-            ref, footer = store_task_rows(order.store, built, stem, kind, "stamp", {})
-            answer.file, answer.footers = ref, {ref.key: footer}
+            found = answer.footers
+            answer.file = store_task_rows(order.store, built, stem, kind, "stamp", {}, found)
     except TidegateError as error:
         answer.error = error
     answer.cpu = time.process_time() - begun

@@ -426,10 +426,9 @@ def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positi
     stem = f"{order.folders.table_prefix(EVENTS)}part-{answer.number:05d}"
     time_column = order.spec.event_time_column
     kind = f"table:{EVENTS}"
-    answer.file, footer = store_task_rows(
-        order.store, pa.table(columns), stem, kind, time_column, {}
+    answer.file = store_task_rows(
+        order.store, pa.table(columns), stem, kind, time_column, {}, answer.footers
     )
-    answer.footers = {answer.file.key: footer}
     found = pc.value_counts(columns["_source"]).to_pylist()
     answer.counts = Counter({one["values"]: one["counts"] for one in found})
     answer.flagged = int(late.sum())
@@ -451,4 +450,4 @@ def _write_waiting(answer: FileAnswer, order: RangesOrder, rows: pa.Table) -> No
     columns |= {name: rows[name].cast(pa.string()) for name in ("_source", "_partition")}
     stem = f"{order.folders.segment_stem(ORDER_KIND)}-{answer.number:05d}"
     table = pa.table(columns)
-    answer.file, _ = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)
+    answer.file = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)

@@ -459,9 +459,8 @@ def _write_table(
 ) -> tuple[FileRef, ...]:
     """Write a file of an output table; `time` as in `store_file`."""
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
-    ref, footer = store_task_rows(order.store, rows, stem, f"table:{table}", time, {})
-    answer.footers[ref.key] = footer
-    return (ref,)
+    kind = f"table:{table}"
+    return (store_task_rows(order.store, rows, stem, kind, time, {}, answer.footers),)
 
 
 def encode_table(table: pa.Table) -> bytes:

@@ -459,6 +459,8 @@ class JobSession(LeasedSession):
         head, owner = self._slot_log.head(), f"{self._uid}/{name}"
         is_new = not folder.exists()
         objects, restored = location.prepare_query(self._store, name)
+        # A process that slept may have been taken over: the sink is that of the next one then.
+        self._steps.require_lease()
         rewind = choose_rewind(facts, repeatable=name in spec.repeatable)
         before = list_query_ids(self._slot_log, location.manifest, name) if is_new else frozenset()
         if is_new and (batch is not None or before):

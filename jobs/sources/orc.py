@@ -64,7 +64,7 @@ def read_writer_zone(data: bytes, file: Any) -> str:
         file: the same, as pyarrow has opened it.
     """
     end = len(data) - 1 - file.file_postscript_length
-    footer = _decompress_chunks(data[end - file.file_footer_length : end], file.compression)
+    footer = _decompress_part(data[end - file.file_footer_length : end], file.compression)
     stripes = _list_fields(footer, _STRIPES_OF_FOOTER)
     if not stripes:
         return "UTC"
@@ -73,7 +73,7 @@ def read_writer_zone(data: bytes, file: Any) -> str:
         for number in (_OFFSET, _INDEX_SIZE, _DATA_SIZE, _FOOTER_SIZE)
     )
     begin += index + values
-    stripe = _decompress_chunks(data[begin : begin + size], file.compression)
+    stripe = _decompress_part(data[begin : begin + size], file.compression)
     # Writers before the year 2015 did not note it.
     zones = _list_fields(stripe, _ZONE_OF_STRIPE) or [b"UTC"]
     return bytes(zones[0]).decode()
@@ -88,7 +88,7 @@ def _list_fields(message: bytes, number: int) -> list[Any]:
     return [field.data for field in fields if field.field_number == number]
 
 
-def _decompress_chunks(data: bytes, codec: str) -> bytes:
+def _decompress_part(data: bytes, codec: str) -> bytes:
     """Return the bytes of a part of a file: a row of chunks, each compressed by itself or as is."""
     if codec == "UNCOMPRESSED":
         return data

@@ -31,7 +31,6 @@ from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.session_folds import is_folded_by_parts
-from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
@@ -54,9 +53,9 @@ from .python_tasks import StoreSample
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import TaskItems, process_sessions
 from .spark_session import (
-    RESULT_SETTING,
     SPARK_ERRORS,
     SparkSessions,
+    bound_results,
     detect_large_results,
     detect_lost_executors,
     extract_cause,
@@ -109,10 +108,8 @@ class SparkMover:
         self._own = session is None
         # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
         self._in_tasks = native and explain_other_rows(spec) is None
-        settings = {RESULT_SETTING: str(RESULT_BYTES)} if self._in_tasks else {}
-        self._sessions = SparkSessions(
-            lambda: open_session(spec, settings) if session is None else session
-        )
+        asked = bound_results(spec) if self._in_tasks else spec
+        self._sessions = SparkSessions(lambda: open_session(asked) if session is None else session)
         self._staging = open_staging(self._sessions, spec, store, self._workdir)
         # The driver computes beside its tasks: with a cluster the rows belong on the executors.
         self._native = native and runs_on_one_host(spec.spark) and explain_spark_rows(spec) is None

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast
@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.errors import ErrorDefinition, PoisonError, TransientError
+from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import read_data_file
@@ -42,8 +43,14 @@ SMALL_ROWS = 20_000
 """
 
 
-def open_session(spec: PipelineSpec, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """Start (or join) the session the spec asks for; `settings` are for a classic one.
+def bound_results(spec: PipelineSpec) -> PipelineSpec:
+    """Return the spec with the bound of what tasks send, unless it has one, for `open_session`."""
+    conf = {RESULT_SETTING: str(RESULT_BYTES), **spec.spark.conf}
+    return spec.model_copy(update={"spark": spec.spark.model_copy(update={"conf": conf})})
+
+
+def open_session(spec: PipelineSpec) -> SparkSession:
+    """Start (or join) the session the spec asks for.
 
     Classic by default, Spark Connect for an ``sc://`` master. Under spark-submit its master counts,
     not the spec's.
@@ -53,16 +60,11 @@ def open_session(spec: PipelineSpec, settings: Mapping[str, str] | None = None) 
         return _open_connect_session(spec.spark)
     # Without it, tasks in Python run with whatever is called python3.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return start_classic_session(add_connector_jars(spec), spec.name, settings)
+    return start_classic_session(add_connector_jars(spec), spec.name)
 
 
-def start_classic_session(
-    spark: SparkSpec, name: str, settings: Mapping[str, str] | None = None
-) -> SparkSession:
-    """Start (or join) a session in this process; the master of spark-submit wins.
-
-    What the spec says of Spark wins over `settings`, and these win over those of all sessions.
-    """
+def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
+    """Start (or join) a session in this process; the master of spark-submit wins."""
     builder = SparkSession.builder.appName(f"tidegate {name}")
     if not is_submitted():  # else it knows its master
         builder = builder.master(spark.master)
@@ -72,9 +74,9 @@ def start_classic_session(
     place = local if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
-    found: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
-    found |= {**place, **_SETTINGS["session"], **(settings or {})}
-    return builder.config(map={**found, **spark.conf, _JVM_OPTIONS: options}).getOrCreate()
+    settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
+    settings |= {**place, **_SETTINGS["session"], **spark.conf, _JVM_OPTIONS: options}
+    return builder.config(map=settings).getOrCreate()
 
 
 def _open_connect_session(spark: SparkSpec) -> SparkSession:

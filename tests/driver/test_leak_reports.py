@@ -25,7 +25,9 @@ def test_no_report_of_leaks_follows_the_last_words(hidden: bool) -> None:
 
     Without the remedy DuckDB reports: otherwise this would prove nothing.
     """
-    hide = "from tidegate.jobs.driver.leak_reports import drop_leak_reports; drop_leak_reports()"
+    hide = (
+        "from tidegate.jobs.driver.leak_reports import close_stderr_at_exit; close_stderr_at_exit()"
+    )
     script = _LEAK.replace("HIDE", hide if hidden else "")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 3

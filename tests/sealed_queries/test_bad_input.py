@@ -22,13 +22,19 @@ from tests.sealed_queries.fake_events import end_query, start_query
 from tests.servers.memory_store import Fault, MemoryStore
 from tidegate import job, secret_masks
 from tidegate.checkpoints.batch_notes import SinkRewind
-from tidegate.checkpoints.lease import Lease
+from tidegate.checkpoints.lease import Lease, evict_lease_holder
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import CopyingStore
-from tidegate.errors import ConfigurationError, FailureClass, TidegateError, TransientError
+from tidegate.errors import (
+    ConfigurationError,
+    FailureClass,
+    FencedError,
+    TidegateError,
+    TransientError,
+)
 from tidegate.jobs.cli.main import app
 from tidegate.jobs.driver.pipeline_run import stop_on_signals
 from tidegate.jobs.driver.startup import LeaderElection
@@ -132,6 +138,17 @@ def test_a_query_that_spark_begins_anew_is_left_to_spark(session: JobSession) ->
     assert session._loop.error is None
     whole = WriterFacts(name="whole", format="memory", mode="complete")
     assert session._start_query(whole) is not None
+
+
+def test_a_launch_that_was_taken_over_while_it_slept_leaves_sinks_alone(
+    session: JobSession,
+) -> None:
+    """They are the next driver's by then, so it neither restores one nor starts a query."""
+    evict_lease_holder(session._store, "clicks")
+    session._steps.lease._valid_until = -1.0
+    with pytest.raises(FencedError):
+        session._start_query(WriterFacts(name="q"))
+    assert not session._loop.queries
 
 
 def test_two_queries_of_one_name(session: JobSession) -> None:

@@ -59,6 +59,17 @@ def _leave_tables() -> Patches:
     return [patch.object(sink_restore, "roll_back_table", lambda _facts, _point: None)]
 
 
+def _keep_delta_numbers() -> Patches:
+    """A Delta table that is rolled back still leaves out the batches that come again."""
+    return [reword(sink_restore, "_roll_back_delta", "app_transactions=seen, ", "")]
+
+
+def _restore_after_sleep() -> Patches:
+    """A launch that slept brings the sink back that is another driver's by now."""
+    text = "self._steps.require_lease()"
+    return [reword(job_run.JobSession, "_start_query", text, "pass")]
+
+
 def _renew_names() -> Patches:
     return [patch.object(job_run, "restore_sink", lambda *given: sink_restore.restore_sink(*given))]
 
@@ -112,6 +123,8 @@ JOB_MUTANTS = [
     Mutant("logs_left", _leave_logs, fault="jobs-F3"),
     Mutant("functions_left", _leave_functions),
     Mutant("tables_left", _leave_tables),
+    Mutant("delta_numbers_kept", _keep_delta_numbers),
+    Mutant("restored_after_sleep", _restore_after_sleep),
     Mutant("numbers_decide", _go_by_batch_numbers, fault="core-C19"),
     Mutant("published_early", _publish_before_sinks),
     Mutant("any_folder", _go_on_anywhere),

@@ -1,8 +1,8 @@
 """A model of Spark for the simulation of jobs: checkpoints, batches and sinks, one step at a time.
 
 A batch has three steps, and a kill may come after each: the plan, the write to the sink, the
-commit. What is modelled was read in Spark 4.1 and in Iceberg's connector: when a sink leaves a batch
-out, and what a query keeps in its checkpoint.
+commit. What is modelled was read in Spark 4.1 and in the connectors of Iceberg and Delta: when a
+sink leaves a batch out, and what a query keeps in its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from deltalake import CommitProperties
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 
 from tidegate.jobs.sealed_queries.checkpoint_files import (
@@ -181,6 +182,63 @@ class TableSink(ModelSink):
 
     def commit(self) -> None:
         """Do nothing: the calls before have done it."""
+
+
+@dataclass
+class DeltaVersion:
+    """One commit of a Delta table: what it says of itself, and the rows that readers see then."""
+
+    info: dict[str, Any]
+    rows: Rows
+
+
+class DeltaSink(ModelSink):
+    """A Delta table, with as much of delta-rs as a rollback calls.
+
+    A table keeps the newest batch of each query, and a rollback to an older version does not take
+    that number back by itself: Delta leaves out every batch up to it.
+    """
+
+    def __init__(self) -> None:
+        self._versions: list[DeltaVersion] = []
+        self._newest: dict[str, int] = {}
+
+    def write_batch(self, facts: WriterFacts, query_id: str, batch: int, rows: Rows) -> None:
+        """Leave out what is not above the newest batch of the query."""
+        if batch <= self._newest.get(query_id, -1):
+            return
+        self._newest[query_id] = batch
+        info = {
+            "operation": "STREAMING UPDATE",
+            "operationParameters": {"queryId": query_id, "epochId": str(batch)},
+        }
+        self._add(info | facts.marks, self.read_rows() + rows)
+
+    def read_rows(self) -> Rows:
+        """Read the newest version."""
+        return self._versions[-1].rows if self._versions else []
+
+    def _add(self, info: dict[str, Any], rows: Rows) -> None:
+        self._versions.append(DeltaVersion(info | {"version": len(self._versions)}, rows))
+
+    # The interface of delta-rs, as `sink_restore` calls it.
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return what all commits say of themselves, the newest first."""
+        return [one.info for one in reversed(self._versions)]
+
+    def delete(self, commit_properties: CommitProperties) -> None:
+        """Delete all rows."""
+        self._change("DELETE", [], commit_properties)
+
+    def restore(self, target: int, commit_properties: CommitProperties) -> None:
+        """Show the rows of an older version."""
+        self._change("RESTORE", self._versions[target].rows, commit_properties)
+
+    def _change(self, operation: str, rows: Rows, properties: CommitProperties) -> None:
+        for one in properties.app_transactions or []:
+            self._newest[one.app_id] = one.version
+        self._add({"operation": operation, **(properties.custom_metadata or {})}, rows)
 
 
 class KeyedSink(ModelSink):

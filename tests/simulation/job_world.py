@@ -4,8 +4,8 @@ Spark and the sinks are models (`job_spark.py`); the store is in memory, checkpo
 One thread takes one step after another, as a seed says: a batch is planned, written or committed;
 batches are sealed; the JVM is killed, or Python, or both; Python is suspended until another launch
 has taken over; the store is away; the clock goes back; somebody restores; retention runs. A launch
-may be killed between any two of its own steps. At the end the input closes and a driver runs until
-it is finished.
+may be killed between any two of its own steps, or be suspended until another one has taken over. At
+the end the input closes and a driver runs until it is finished.
 
 What must hold:
 
@@ -34,6 +34,7 @@ from unittest.mock import MagicMock, patch
 from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 from tests.simulation.job_spark import (
+    DeltaSink,
     FileSink,
     KeyedSink,
     ModelContext,
@@ -75,10 +76,15 @@ JOB = "job"
 _UID = "uid"
 _ROWS = 16
 _STEPS = 90
-_KINDS = ("files", "table", "keyed", "repeated")
-_FORMATS = {"files": "json", "table": "iceberg", "keyed": "foreach", "repeated": "foreach"}
+_FORMATS = {
+    "files": "json",
+    "table": "iceberg",
+    "delta": "delta",
+    "keyed": "foreach",
+    "repeated": "foreach",
+}
 _LAUNCHES_AT_END = 12
-_MOMENTS = ("restore_sink", "publish_query")  # of a launch; it may die before or after
+_MOMENTS = ("prepare_query", "restore_sink", "publish_query")  # of a launch; it may die around it
 
 
 class KilledError(BaseException):
@@ -135,10 +141,11 @@ class JobWorld:
         self.dice, self.folder, self.clock = random.Random(seed), folder, ManualClock()
         self._bucket, self._away = MemoryBucket(), False
         self.store = MemoryStore(self._bucket, hook=self._judge_request)
-        self.kinds = self.dice.sample(_KINDS, self.dice.randint(1, 2))
+        self.kinds = self.dice.sample([*_FORMATS], self.dice.randint(1, 2))
         sinks: dict[str, Callable[[], ModelSink]] = {
             "files": partial(FileSink, folder / "out"),
             "table": partial(TableSink, self.clock.wall_ticks),
+            "delta": DeltaSink,
             "keyed": KeyedSink,
             "repeated": RepeatingSink,
         }
@@ -154,6 +161,8 @@ class JobWorld:
         self._python = self._next_pid()  # the process that runs at the moment
         self._arrived, self._poison = 0, self._choose_poison()
         self._kill_at: tuple[str, bool] | None = None
+        self._is_overtaken = False  # the launch at hand: it is suspended in its middle
+        self._overtakers: list[Driver | None] = []
         self._retains = self.dice.random() < 0.6  # else all timelines can be restored
         # Queries of which a sink may have batches that no seal and no folder knows.
         self._unknown: set[str] = set()
@@ -234,11 +243,15 @@ class JobWorld:
             self.end_jvm_of_frozen(before)
         self._python = self._next_pid()
         self._kill_at = None
-        if self.dice.random() < 0.25:
+        self._is_overtaken = self.dice.random() < 0.1
+        if not self._is_overtaken and self.dice.random() < 0.25:
             self._kill_at = (self.dice.choice(_MOMENTS), self.dice.random() < 0.5)
         driver: Driver | None = None
         try:
             driver = self._start_driver()
+        except FencedError:
+            self._dead |= {self._python, self._python + 1}
+            self._note("fenced while it was launched")
         except KilledError:
             self._dead |= {self._python, self._python + 1}
             self._note("killed while it was launched")
@@ -247,10 +260,31 @@ class JobWorld:
             self._judge_refusal(error)
         except TidegateError as error:
             raise ViolationError(f"the launch failed: {error}") from error
-        self._kill_at = None
+        self._kill_at, self._is_overtaken = None, False
+        self._let_others_end(before, driver)
+
+    def _let_others_end(self, before: Driver | None, driver: Driver | None) -> None:
+        """Wake who was suspended when others took over: one driver of them is left."""
         self.driver = driver
+        if self._overtakers:
+            self.driver = self._overtakers.pop()
+            if driver is not None:
+                self.end_jvm_of_frozen(driver)
+                self._wake(driver)
         if before is not None:
             self._wake(before)
+
+    def _overtake(self) -> None:
+        """Suspend the launch at hand until another one has taken over and seals batches."""
+        self._is_overtaken, launched, before = False, self._python, self.driver
+        self._note("the launch is suspended")
+        self._python = self._next_pid()
+        self.driver = self._start_driver()
+        for _ in range(6):
+            self._take_spark_step()
+            self._seal()
+        self._overtakers.append(self.driver)
+        self._python, self.driver = launched, before
 
     def _start_driver(self) -> Driver:
         identity = ProcessIdentity.this_process()
@@ -267,7 +301,7 @@ class JobWorld:
 
     def _start_query(self, driver: Driver, name: str) -> None:
         facts = WriterFacts(name=name, format=_FORMATS[name], session=ModelContext())
-        facts.path = str(self.folder / "out") if name == "files" else None
+        facts.path = str(self.folder / "out") if name in ("files", "delta") else None
         facts.table = "t" if name == "table" else None
         facts.trigger = "availableNow"
         location = driver.session._location
@@ -549,6 +583,8 @@ class JobWorld:
             """Call it, and die before or after if it is the moment."""
             if self._kill_at == (moment, False):
                 raise KilledError
+            if self._is_overtaken and moment == _MOMENTS[0]:
+                self._overtake()
             result = call(*args, **kwargs)
             if self._kill_at == (moment, True):
                 raise KilledError
@@ -580,7 +616,9 @@ class JobWorld:
             patch.object(seal_loop, "_RETRY_AFTER", 0.0),
             patch.object(job_module, "_callbacks", callbacks),
             patch.object(sink_restore, "_load_iceberg", lambda _facts: self.sinks["table"]),
+            patch("deltalake.DeltaTable", lambda _address: self.sinks["delta"]),
             patch.object(QueryObjects, "store_files", self._let_spark_go_on()),
+            self._allow_kill(job_location.JobLocation, "prepare_query"),
             self._allow_kill(job_run, "restore_sink"),
             self._allow_kill(job_location.JobLocation, "publish_query"),
         ]

@@ -28,7 +28,7 @@ def read_fault(number: str) -> tuple[str, str]:
     """
     text = (ROOT / "docs" / "track-record.md").read_text(encoding="utf-8")
     found = re.search(
-        rf"^\| {re.escape(number)} \| S\d \| (.*?) \| (.*?) \| `?(.*?)`? \|$", text, re.M
+        rf"^\| {re.escape(number)} \| S\d \| (.*?) \| (.*?) \| `?([^`|]*)", text, re.M
     )
     if found is None:
         sys.exit(f"docs/track-record.md has no fault {number}")
