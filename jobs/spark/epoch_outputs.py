@@ -27,6 +27,7 @@ from .edge_events import EpochEdges
 from .epoch_context import EpochContext, OutputFiles, WrittenFiles
 from .late_and_dead_rows import CountedRows
 from .ordered_release import ReleasedRows, count_buffered_rows
+from .python_tasks import build_events_in_task, log_files
 from .task_epochs import TaskScans
 from .task_runner import choose_runner
 
@@ -170,9 +171,12 @@ def build_events(epoch: EpochContext, released: ReleasedRows, *, in_tasks: bool)
         group,
         epoch.decision.release_after,
     )
-    # Without events at most one group ends, and no row is read.
-    runner = choose_runner(epoch.sessions.full) if in_tasks and order.events else None
-    answer = runner.run_build_job(epoch.sessions, order) if runner else write_built_events(order)
+    if in_tasks and order.events:
+        runner = choose_runner(epoch.sessions.full)
+        (answer,) = runner.run_small_job(epoch.sessions, build_events_in_task, [order])
+        log_files("built", order.folders, [answer])
+    else:  # without events at most one group ends, and no row is read
+        answer = write_built_events(order)
     if answer.error is not None:
         raise answer.error
     note_footers(epoch.store, answer.footers)

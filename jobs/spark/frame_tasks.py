@@ -5,7 +5,7 @@ partition for each unit of work, and what a task says and what it keeps are rows
 orders are part of the plan, so they name no keys: the workers have those of the server's hosts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, cast
@@ -19,7 +19,6 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from tidegate.errors import TransientError
 from tidegate.jobs.rows.attempt_files import open_task_store
-from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     CutPiece,
@@ -33,7 +32,6 @@ from tidegate.jobs.rows.event_files import (
     write_unit_events,
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
-from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
 from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -41,13 +39,9 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .python_tasks import (
     KeptRows,
     StoreSample,
-    build_events,
-    describe_units,
     import_libraries,
-    log_files,
     prepare_worker,
     sort_file_answers,
-    sort_inspections,
     sort_unit_answers,
 )
 from .spark_session import SPARK_ERRORS, SparkSessions
@@ -134,29 +128,16 @@ def run_release_job(
     return sort_file_answers(order, _collect_answers(files), targets)
 
 
-def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
-    """Write built events, in one task.
-
-    Raises:
-        PySparkException: the task failed, or the server is gone.
-    """
-    body = partial(_build_events, _encode_units([order]))
-    (answer,) = _collect_answers(_start_tasks(sessions.full, 1).mapInArrow(body, _ROWS))
-    log_files("built", order.folders, [answer])
-    return cast(BuildAnswer, answer)
-
-
-def run_inspection_job(
-    sessions: SparkSessions, units: list[InspectionUnit]
-) -> list[InspectionAnswer]:
-    """Inspect the objects of each unit in a task, and return the answers in the order of the units.
+def run_small_job(
+    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+) -> list[Any]:
+    """Let a task for each item run this body, a function of a module, and return all answers.
 
     Raises:
         PySparkException: a task failed, or the server is gone.
     """
-    body = partial(_describe_units, _encode_units(units))
-    found = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
-    return sort_inspections(_collect_answers(found))
+    run = partial(_run_body, body, _encode_units(items))
+    return _collect_answers(_start_tasks(sessions.full, len(items)).mapInArrow(run, _ROWS))
 
 
 def start_workers(
@@ -251,12 +232,11 @@ def _release_rows(packed: bytes, batches: _Batches) -> _Batches:
     yield from _make_answers(write_targets(order, cut_rows(order, 0, pieces)))
 
 
-def _describe_units(units: list[bytes], batches: _Batches) -> _Batches:
-    yield from _make_answers(describe_units(_decode_units(units, batches)))
-
-
-def _build_events(orders: list[bytes], batches: _Batches) -> _Batches:
-    yield from _make_answers(build_events(_decode_units(orders, batches)))
+def _run_body(
+    body: Callable[[Iterable[Any]], Iterator[Any]], items: list[bytes], batches: _Batches
+) -> _Batches:
+    own = [_pickle.loads(items[place]) for place in _list_units(batches)]
+    yield from _make_answers(body(own))
 
 
 def _import_kernel(
@@ -294,11 +274,6 @@ def _require_sample(sample: StoreSample) -> None:
 def _list_units(batches: _Batches) -> list[int]:
     """The units of a task, whose whole input is read."""
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
-
-
-def _decode_units(units: list[bytes], batches: _Batches) -> list[Any]:
-    """The units of a task."""
-    return [_pickle.loads(units[place]) for place in _list_units(batches)]
 
 
 def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:

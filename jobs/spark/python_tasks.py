@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -151,18 +151,6 @@ def run_release_job(
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
-def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
-    """Write built events, in one task.
-
-    Raises:
-        Py4JJavaError: the task failed; or a PySparkException.
-    """
-    tasks = prepare_context(sessions.full).parallelize([order], 1)
-    (answer,) = tasks.mapPartitions(build_events).collect()
-    log_files("built", order.folders, [answer])
-    return cast(BuildAnswer, answer)
-
-
 def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
     """How many tasks cut rows of a release; `segments` are those that it reads."""
     if not shuffle:
@@ -201,17 +189,17 @@ def log_files(
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
-def run_inspection_job(
-    sessions: SparkSessions, units: list[InspectionUnit]
-) -> list[InspectionAnswer]:
-    """Inspect the objects of each unit in a task, and return the answers in the order of the units.
+def run_small_job(
+    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+) -> list[Any]:
+    """Let a task for each item run this body, a function of a module, and return all answers.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
     """
-    context = prepare_context(sessions.full)
-    found = context.parallelize(units, len(units)).mapPartitions(describe_units).collect()
-    return sort_inspections(found)
+    tasks = prepare_context(sessions.full).parallelize(items, len(items))
+    answers: list[Any] = tasks.mapPartitions(body).collect()
+    return answers
 
 
 def sort_inspections(found: list[tuple[InspectionAnswer, TaskReport]]) -> list[InspectionAnswer]:
@@ -357,7 +345,7 @@ def _release_rows(
     yield from write_targets(order, cut_rows(order, task, pieces))
 
 
-def build_events(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
+def build_events_in_task(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
     """The body of a task that writes built events."""
     prepare_worker()
     yield from map(write_built_events, orders)

@@ -45,7 +45,7 @@ from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
-from .python_tasks import KeptRows
+from .python_tasks import KeptRows, describe_units, sort_inspections
 from .spark_session import SparkSessions
 from .task_runner import choose_runner
 
@@ -260,8 +260,8 @@ def describe_objects_in_tasks(
     """Let tasks say what objects hold: each one, or why the store did not give it."""
     objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
     runner = choose_runner(sessions.full)
-    answers = runner.run_inspection_job(sessions, divide_objects(source, objects))
-    return [found for answer in answers for found in answer.found]
+    answers = runner.run_small_job(sessions, describe_units, divide_objects(source, objects))
+    return [found for answer in sort_inspections(answers) for found in answer.found]
 
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:

@@ -1,14 +1,12 @@
 """Chooses how the kernel reaches Spark's Python tasks: by the session."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 
-from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
-from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -36,11 +34,12 @@ class TaskRunner(Protocol):
         self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
     ) -> list[FileAnswer]: ...
 
-    def run_build_job(self, sessions: SparkSessions, order: BuildOrder) -> BuildAnswer: ...
-
-    def run_inspection_job(
-        self, sessions: SparkSessions, units: list[InspectionUnit]
-    ) -> list[InspectionAnswer]: ...
+    def run_small_job(
+        self,
+        sessions: SparkSessions,
+        body: Callable[[Iterable[Any]], Iterator[Any]],
+        items: Sequence[Any],
+    ) -> list[Any]: ...
 
     def start_workers(
         self,
