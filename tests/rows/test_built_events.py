@@ -28,8 +28,7 @@ def write_events(store: LocalStore, rows: list[Left]) -> FileRef:
         "section": pa.array([row.section for row in rows], pa.int64()),
         "t": pa.array([row.time for row in rows], TIMESTAMP_UTC),
     }
-    ref, _ = store_task_rows(store.url, pa.table(columns), "events", "table:events", "t", {})
-    return ref
+    return store_task_rows(store.url, pa.table(columns), "events", "table:events", "t", {})
 
 
 def order_of(

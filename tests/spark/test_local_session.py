@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
+from tests.spark.edge_cases import run_case
 from tests.spark.local_session import LocalSession
-from tests.spark.test_edges import run_case
 from tidegate.jobs.rows.event_files import RANGE_BYTES
 from tidegate.jobs.spark import python_tasks, task_events
 
