@@ -158,3 +158,15 @@ def test_the_example_of_a_preset_is_a_case(preset: str) -> None:
     """With the results of a run on Spark; `tests/spec/test_preset_examples.py` compares those."""
     case = PRESETS / "cases" / preset / "input.yaml"
     assert check_case(case, load_spec(PRESETS / f"{preset}.yaml")).problems == []
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize("preset", ["hazelcast", "nscldaq"])
+def test_the_same_cases_run_on_spark(preset: str) -> None:
+    """Pipelines that Python tasks cannot compute yet."""
+    case = PRESETS / "cases" / preset / "input.yaml"
+    with open_runner(load_spec(PRESETS / f"{preset}.yaml"), on_spark=True) as runner:
+        assert runner.check_case(case).problems == []
