@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.scheduling import name_scope
+from tests.scheduling import name_scope, rank_file
 from tests.servers.minio import CertifiedMinio, RealMinio, certified, running
 
 TIERS = ("unit", "minio", "spark", "airflow", "e2e")
@@ -34,7 +34,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give unmarked tests their tier."""
+    """Give unmarked tests their tier, and put the slowest files first."""
+    items.sort(key=lambda item: rank_file(item.nodeid))
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.unit)
@@ -55,6 +56,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return name_scope(nodeid, by_files=by_files)
 
     by_files = config.getvalue("dist") == "loadfile"
+    if by_files:  # in the order of the collection, or the files with most tests would come first
+        config.option.loadscopereorder = False
     return Scheduling(config, log) if by_files or config.getvalue("dist") == "loadgroup" else None
 
 

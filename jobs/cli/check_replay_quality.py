@@ -62,8 +62,9 @@ def replay_sealed_epoch(
 ) -> None:
     """Run a sealed epoch again and compare its rows with the sealed ones.
 
-    Uses the spec that sealed the epoch and its recorded cut, decides again, and seals nothing. Exit
-    code 1 if the decision or a table comes out differently.
+    Uses the spec that sealed the epoch and its recorded cut, decides again, and seals nothing.
+    Spark runs on this machine, whatever the spec's master. Exit code 1 if the decision or a table
+    comes out differently.
     """
     from tidegate.jobs.engine.recorded_epochs import find_own_spec
 
@@ -119,13 +120,21 @@ def _replay_in_scratch_store(
         scratch = LocalStore(Path(folder) / "store")
         # Reads come from the real store, writes stay in the temporary one.
         overlay = ScratchStore(InputView(sealed, spec, Path(folder)), scratch)
-        mover = SparkMover(overlay, spec, Path(folder) / "work")
+        mover = SparkMover(overlay, _use_local_master(spec), Path(folder) / "work")
         try:
             dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
             ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
             return replay_epoch(spec, epoch, parent, ports, overlay, scratch)
         finally:
             mover.close()
+
+
+def _use_local_master(spec: PipelineSpec) -> PipelineSpec:
+    """The spec for tasks that see a temporary folder of this machine."""
+    if spec.spark.master.startswith("local"):
+        return spec
+    spark = spec.spark.model_copy(update={"master": "local[2]"})
+    return spec.model_copy(update={"spark": spark})
 
 
 def run_quality_checks(

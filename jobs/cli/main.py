@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from tidegate.jobs.driver.leak_reports import drop_leak_reports
+
 from . import (
     case_commands,
     check_replay_quality,
@@ -131,4 +133,5 @@ def main() -> None:
     """Entry point of the `tidegate` script."""
     if {*sys.argv[1:2]} & {*_UNNEEDED}:
         sys.meta_path.insert(0, _ModuleHider)
+    drop_leak_reports()
     app()

@@ -17,6 +17,7 @@ from tidegate.jobs.spec.loader import read_spec_name
 
 from .epoch_loop import EndConditions
 from .launch_spec import load_launch_spec
+from .leak_reports import drop_leak_reports
 from .log_output import configure_logs, ship_log
 from .pipeline_run import RunOptions, exit_on_error, run_pipeline
 
@@ -69,4 +70,5 @@ def drive_pipeline(
 
 
 if __name__ == "__main__":
+    drop_leak_reports()
     typer.run(drive_pipeline)

@@ -127,8 +127,10 @@ def _format_far_time(value: Any) -> str:
     return f"{sign}{text}{'Z' if not is_date and value.type.tz else ''}"
 
 
-def read_parquet_object(store: Store, key: str, sha256: str = "") -> Any:
-    """Return the rows of one object, which is read from the store whole.
+def read_parquet_object(
+    store: Store, key: str, sha256: str = "", columns: list[str] | None = None
+) -> Any:
+    """Return the rows of one object, which is read from the store whole, or some of their columns.
 
     With `sha256`, the checksum of what was written, a wrong byte is noticed wherever it is.
 
@@ -140,7 +142,7 @@ def read_parquet_object(store: Store, key: str, sha256: str = "") -> Any:
     if sha256 and sha256_of_bytes(data) != sha256:
         raise FILE_UNREADABLE(uri=store.uri(key), cause=_WRONG_BYTES)
     try:
-        return pq.read_table(pa.BufferReader(data))
+        return pq.read_table(pa.BufferReader(data), columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise FILE_UNREADABLE(uri=store.uri(key), cause=get_first_line(error)) from error
 

@@ -1,5 +1,6 @@
 """Files of an attempt: written on the local disk, then uploaded and described."""
 
+import re
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.open_store import ScratchStore, open_store
 from tidegate.checkpoints.store import Store
+from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.json_types import JsonObject
 
 _SAMPLE_ROWS: Final = 10_000
+_SCRATCH_ADDRESS: Final = re.compile("(?P<scratch>.+?) over (?P<below>(?:s3|file)://.+)")
 
 
 def write_parquet_file(rows: pa.Table, path: Path) -> None:
@@ -55,8 +58,8 @@ def store_file(
 
 def store_task_rows(
     url: str, rows: pa.Table, stem: str, kind: str, time: str | None, extra: JsonObject
-) -> FileRef:
-    """Write the rows of a task as a file under a random name, and describe it.
+) -> tuple[FileRef, FileFooter]:
+    """Write the rows of a task as a file under a random name; return what describes it.
 
     A task that runs twice writes two files; only one of them is named by the manifest.
 
@@ -72,12 +75,19 @@ def store_task_rows(
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
         write_parquet_file(rows, path)
-        return store_file(open_task_store(url), path, key, kind, time, extra)
+        found = store_file(open_task_store(url), path, key, kind, time, extra)
+        return found, FileFooter.pack(pq.read_metadata(path), found.bytes)
 
 
 @cache
 def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment."""
+    """The store at an address, one for this process; its keys come from the environment.
+
+    A replay's address is that of a `ScratchStore`, which has two of them.
+    """
+    if over := _SCRATCH_ADDRESS.fullmatch(url):
+        below = open_task_store(over["below"])
+        return ScratchStore(below, open_task_store(over["scratch"]))
     # The address of a folder is not quoted.
     return open_store(url.removeprefix("file://"))
 

@@ -31,6 +31,7 @@ from tidegate.jobs.engine.arrow_tables import (
     read_parquet_object,
     to_arrow_type,
 )
+from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
@@ -115,6 +116,7 @@ class FileAnswer:
     Attributes:
         number: of the unit or the target.
         file: None if there are no rows for it.
+        footers: by key; of a file of a table.
         counts: source -> rows that left.
         newest: greatest (section, event time) that left in order.
         flagged: late rows that left at once.
@@ -125,6 +127,7 @@ class FileAnswer:
 
     number: int
     file: FileRef | None = None
+    footers: dict[str, FileFooter] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     newest: ReleaseMark | None = None
     flagged: int = 0
@@ -423,7 +426,10 @@ def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positi
     stem = f"{order.folders.table_prefix(EVENTS)}part-{answer.number:05d}"
     time_column = order.spec.event_time_column
     kind = f"table:{EVENTS}"
-    answer.file = store_task_rows(order.store, pa.table(columns), stem, kind, time_column, {})
+    answer.file, footer = store_task_rows(
+        order.store, pa.table(columns), stem, kind, time_column, {}
+    )
+    answer.footers = {answer.file.key: footer}
     found = pc.value_counts(columns["_source"]).to_pylist()
     answer.counts = Counter({one["values"]: one["counts"] for one in found})
     answer.flagged = int(late.sum())
@@ -445,4 +451,4 @@ def _write_waiting(answer: FileAnswer, order: RangesOrder, rows: pa.Table) -> No
     columns |= {name: rows[name].cast(pa.string()) for name in ("_source", "_partition")}
     stem = f"{order.folders.segment_stem(ORDER_KIND)}-{answer.number:05d}"
     table = pa.table(columns)
-    answer.file = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)
+    answer.file, _ = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)

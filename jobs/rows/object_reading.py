@@ -17,7 +17,12 @@ from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import StoredObject
 from tidegate.errors import TidegateError
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
-from tidegate.jobs.sources.object_inspection import InspectedObject, describe_encoded_object
+from tidegate.jobs.sources.object_inspection import (
+    Footer,
+    InspectedObject,
+    describe_encoded_object,
+    read_footer,
+)
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject
 
@@ -74,9 +79,15 @@ def describe_unit(unit: InspectionUnit) -> InspectionAnswer:
             continue
         size = len(stored.data)
         answer.read_bytes += size
-        content = describe_encoded_object(one.key, stored.data, unit.source)
+        content = _describe_object(one.key, stored.data, unit.source)
         answer.found.append(InspectedObject(one.key, stored.etag, size, content))
     return answer
+
+
+def _describe_object(key: str, data: bytes, source: SourceSpec) -> Footer | BadObject:
+    if needs_decoding(source, key):
+        return describe_encoded_object(key, data, source)
+    return read_footer(len(data), lambda start, length: data[start : start + length], len(data))
 
 
 def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> CutPart:
@@ -96,7 +107,7 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
     if "://" in uri:
         store, key = _locate_object(uri)
         path = io.BytesIO(store.get_version(key, part["etag"]))
-    if needs_decoding(source):
+    if needs_decoding(source, part["key"]):
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
 

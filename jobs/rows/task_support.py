@@ -1,49 +1,29 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
-from tidegate.checkpoints.store import Store
 from tidegate.jobs.rules.native_support import (
-    explain_unnamed_columns,
     explain_unproven_expressions,
     explain_unproven_fold,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.source_spec import SourceSpec
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
-from .topic_reading import explain_other_topic
+from .topic_reading import explain_other_topic, list_secret_options
 
 
-def explain_other_rows(spec: PipelineSpec, store: Store | None = None) -> str | None:
-    """Why the rows of a pipeline do not go through Python tasks; None if they do.
-
-    Without `store` it is taken to be a bucket or a folder.
-    """
-    if spec.spark.master.startswith("sc://"):
-        return "Spark Connect"
-    if spec.release.glom is not None:
-        return "release.glom"
-    if store is not None and (
-        not store.url.startswith(("s3://", "file://")) or " over " in store.url
-    ):
-        return "a store that tasks cannot open"
-    if (reason := explain_unnamed_columns(spec)) is not None:
-        return reason
+def explain_other_rows(spec: PipelineSpec) -> str | None:
+    """Why the rows of a pipeline do not go through Python tasks; None if they do."""
     for name, source in spec.sources.items():
-        if (reason := _explain_source(source)) is not None:
+        if source.kafka is None:
+            continue
+        if (reason := explain_other_topic(source)) is not None:
             return f"source {name}: {reason}"
+        if spec.spark.uses_connect and (secrets := list_secret_options(source)):
+            return f"source {name}: a plan of Spark Connect would show {', '.join(secrets)}"
     for name in spec.windows:
         if (reason := explain_unproven_fold(spec, name)) is not None:
             return f"window {name}: {reason}"
-    return None
-
-
-def _explain_source(source: SourceSpec) -> str | None:
-    if source.kafka is not None and (reason := explain_other_topic(source)) is not None:
-        return reason
-    if source.kind not in ("objects", "kafka") or source.table is not None:
-        return "neither objects nor a topic"
     return None
 
 
@@ -51,6 +31,9 @@ def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
     if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
         return "a slice with more values than a task holds"
+    if spec.spark.uses_connect:
+        # Only a classic session has a place between two Python tasks.
+        return explain_spark_expressions(spec, units)
     return None
 
 

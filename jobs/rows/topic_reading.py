@@ -1,6 +1,8 @@
 """Reads the planned offset ranges of topics in a task, with a client of its own process.
 
-The settings of the client reach the worker as its environment: they may hold a password.
+The settings of the client may hold a password, so they are not part of a job. They reach the worker
+as its environment. A worker of Spark Connect has the environment of its host: it finds there what
+the settings of the spec refer to.
 """
 
 import json
@@ -8,7 +10,7 @@ import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +25,7 @@ from tidegate.jobs.sources.kafka_source import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
+from tidegate.secret_masks import is_secret_option
 
 from .avro_messages import plan_avro_messages, read_avro_messages
 from .dead_messages import take_dead_messages
@@ -76,11 +79,15 @@ def explain_other_topic(source: SourceSpec) -> str | None:
 
 
 def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
-    """Return the variable with the settings of a pipeline's topics; none without topics.
+    """Return the variable with the settings of a pipeline's topics.
+
+    None without topics, and none for Spark Connect, which gives workers no variables.
 
     Raises:
         ConfigurationError: a variable that the options name is not set.
     """
+    if spec.spark.uses_connect:
+        return {}
     topics = {name: source.kafka for name, source in spec.sources.items() if source.kafka}
     found = {
         name: translate_settings(build_consumer_settings(kafka)) for name, kafka in topics.items()
@@ -89,13 +96,45 @@ def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
 
 
 def remove_settings(spec: PipelineSpec) -> PipelineSpec:
-    """Return the spec without the settings of clients, for the plan of a job."""
+    """Return the spec without the settings of clients, for the plan of a job.
+
+    Spark Connect needs them there. Its pipelines have no secrets in them (`list_secret_options`).
+    """
+    if spec.spark.uses_connect:
+        return spec
     shown = {
         name: source.model_copy(update={"kafka": source.kafka.model_copy(update={"options": {}})})
         for name, source in spec.sources.items()
         if source.kafka is not None
     }
     return spec.model_copy(update={"sources": {**spec.sources, **shown}}) if shown else spec
+
+
+def list_secret_options(source: SourceSpec) -> list[str]:
+    """Return the options of a topic whose values are secrets, not references to variables."""
+    return [k for k, v in get_kafka_options(source).options.items() if is_secret_option(k, v)]
+
+
+def require_settings(spec: PipelineSpec) -> None:
+    """Refuse an environment in which the settings of a pipeline's topics have no values.
+
+    Raises:
+        ConfigurationError: a variable that the options name is not set.
+    """
+    for name, source in spec.sources.items():
+        if source.kafka is not None:
+            _find_settings(spec, name)
+
+
+def _find_settings(spec: PipelineSpec, name: str) -> dict[str, Any]:
+    """Return the settings of a source's client as this process has them."""
+    if not spec.spark.uses_connect:
+        found: dict[str, Any] = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
+        return found
+    kafka = get_kafka_options(spec.sources[name])
+    settings = translate_settings(build_consumer_settings(kafka))
+    assert settings is not None  # noqa: S101 - see `explain_other_topic`
+    return settings
 
 
 def _plan_messages(source: SourceSpec) -> PlainMessages | None:
@@ -192,7 +231,7 @@ def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> Topic
 def _open_reader(spec: PipelineSpec, name: str) -> RangeReader:
     """The client of a source; this process keeps one for each until its settings change."""
     kafka = get_kafka_options(spec.sources[name])
-    settings = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
+    settings = _find_settings(spec, name)
     asked = json.dumps([kafka.servers, kafka.topic, settings])
     place = spec.name, name
     known = _readers.get(place)

@@ -29,6 +29,7 @@ from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import PoisonError, TidegateError, get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
@@ -36,7 +37,7 @@ from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame, comb
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 
-from .attempt_files import store_task_rows
+from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .dead_rows import (
     CONDITION_GROUP,
@@ -72,12 +73,13 @@ from .slice_scan import (
     scan_evaluated_slice,
     scan_slice,
 )
+from .stored_partials import SENT_BYTES, store_partials
 from .topic_reading import UnknownSchemasError, read_topic_ranges
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
 ANSWER_BYTES: Final = 64 << 20
-"""Partial aggregates that the answers of one job may bring to the driver, compressed."""
+"""Partial aggregates of one job that the driver takes, compressed."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,11 @@ class ReadOrder:
         late_bound, events_frontier: as `JudgedRows` has them.
         folders: where the attempt's files go.
         store: address of the pipeline's store.
-        most_bytes: of partial aggregates in one answer.
+        most_bytes: of partial aggregates of one unit.
         schemas: source -> schemas of its Avro or Protobuf messages, by number.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
+        sent_bytes: of partial aggregates in one answer; more of them go by way of the store.
     """
 
     spec: PipelineSpec
@@ -105,6 +108,7 @@ class ReadOrder:
     most_bytes: int
     schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
     gone: Mapping[str, bytes] = field(default_factory=dict)
+    sent_bytes: int = SENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -133,11 +137,13 @@ class UnitAnswer:
         missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
         partials: window -> partial aggregates without marks, as an Arrow stream.
+        stored: window -> key of those that are too large for the answer.
         kept: the rows for the events; None without an events table.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
         late_refused: output -> error for its first late row under ``on_late: error``.
         dead_files: files of the dead-letter table.
+        footers: of all these files, by key.
         dead_late, dead_counts: what conditions and casts stop, as `CountedRows` has it.
         dead_refused: error for the first dead row that `on_bad` or a rule does not allow.
         error: why nothing can be sealed; the rest says nothing then.
@@ -152,12 +158,14 @@ class UnitAnswer:
     missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
     kept: KeptSummary | None = None
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
     late_counts: SourceCounts = field(default_factory=Counter)
     late_refused: dict[str, PoisonError] = field(default_factory=dict)
     dead_files: tuple[FileRef, ...] = ()
+    footers: dict[str, FileFooter] = field(default_factory=dict)
     dead_late: LateCounts = field(default_factory=Counter)
     dead_counts: SourceCounts = field(default_factory=Counter)
     dead_refused: PoisonError | None = None
@@ -382,8 +390,14 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
                 else aggregation.fold_rows(assign_rows_to_windows(judged, window))
             )
             answer.partials[name] = encode_table(folded.toArrow())
-    if sum(map(len, answer.partials.values())) > order.most_bytes:
+    size = sum(map(len, answer.partials.values()))
+    if size > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"
+    elif size > order.sent_bytes:
+        store = open_task_store(order.store)
+        answer.stored = store_partials(store, order.folders, answer.number, answer.partials)
+    if size > order.sent_bytes:
+        answer.partials = {}
 
 
 def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
@@ -445,7 +459,9 @@ def _write_table(
 ) -> tuple[FileRef, ...]:
     """Write a file of an output table; `time` as in `store_file`."""
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
-    return (store_task_rows(order.store, rows, stem, f"table:{table}", time, {}),)
+    ref, footer = store_task_rows(order.store, rows, stem, f"table:{table}", time, {})
+    answer.footers[ref.key] = footer
+    return (ref,)
 
 
 def encode_table(table: pa.Table) -> bytes:

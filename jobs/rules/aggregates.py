@@ -261,6 +261,14 @@ def plan_aggregate(what: Aggregate, index: int, columns: ColumnTypes) -> Aggrega
     return plan
 
 
+def _select_key_sql(key: str, kind: str | None) -> str:
+    """A key column. Of doubles all NaN are one key, and -0.0 is 0.0, as Spark SQL groups them."""
+    name = quote_name(key)
+    if kind not in _FLOATS:
+        return name
+    return f"IF(isnan({name}), CAST('NaN' AS {kind}), {name} + CAST(0 AS {kind}))"
+
+
 class Aggregation:
     """The expressions of one window's aggregates, and what they make of rows.
 
@@ -281,7 +289,10 @@ class Aggregation:
     def __init__(self, spec: PipelineSpec, name: str) -> None:
         self.name, self.window = name, spec.windows[name]
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
-        self.key_columns = [f"{quote_name(key)} AS _k{i}" for i, key in enumerate(self.window.keys)]
+        self.key_columns = [
+            f"{_select_key_sql(key, spec.columns.get(key))} AS _k{i}"
+            for i, key in enumerate(self.window.keys)
+        ]
         self.group_columns = ["_ws", "_we", *self.keys]
         self.plans: dict[str, AggregatePlan] = {
             output: plan_aggregate(what, i, spec.columns)

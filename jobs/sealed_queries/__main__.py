@@ -16,6 +16,7 @@ from tidegate.jobs.driver.__main__ import (
 )
 from tidegate.jobs.driver.errors import OTHER_KIND
 from tidegate.jobs.driver.launch_spec import load_launch_spec
+from tidegate.jobs.driver.leak_reports import drop_leak_reports
 from tidegate.jobs.driver.log_output import configure_logs, ship_log
 from tidegate.jobs.driver.pipeline_run import exit_on_error, run_to_exit_code
 from tidegate.jobs.spec.job_spec import JobSpec
@@ -52,4 +53,5 @@ def drive_job(
 
 
 if __name__ == "__main__":
+    drop_leak_reports()
     typer.run(drive_job)

@@ -14,12 +14,14 @@ See `docs/decisions/0075-the-publisher-arranges-and-compacts-files.md`.
 
 from __future__ import annotations
 
+import io
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,7 @@ import pyarrow.parquet as pq
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputFile, InputStream
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.partitioning import PartitionSpec
@@ -52,6 +54,7 @@ from pyiceberg.types import (
 
 from tidegate.checkpoints.canonical_json import canonical_bytes, sha256_of_bytes
 from tidegate.jobs.engine.arrow_tables import encode_parquet, get_column_or_nulls
+from tidegate.jobs.engine.file_footers import FileFooter, find_footer
 from tidegate.jobs.spec.table_layout import PartitionBy, PartitionTransform, SortBy, TableLayout
 
 from .table_scan import match_columns
@@ -175,13 +178,17 @@ def describe_data_file(
 ) -> DataFile:
     """Return Iceberg's record of a Parquet file of the partition `values`.
 
-    Bounds and sizes come from the file.
+    Bounds and sizes come from the file's footer.
 
     Raises:
         ValueError: the file's columns do not fit the table.
     """
     # pyiceberg would take the partition from the bounds, and refuses where those cannot tell, as
     # with buckets.
+    footer = find_footer(path)
+    if footer is not None:
+        written = _WrittenFile(path, footer)
+        files = cast(FileIO, SimpleNamespace(new_input=lambda _: written))
     plain = metadata.model_copy(
         update={"partition_specs": [PartitionSpec(spec_id=0)], "default_spec_id": 0}
     )
@@ -195,6 +202,23 @@ def describe_data_file(
     found[_SORT_ORDER] = metadata.default_sort_order_id or None
     found.spec_id = metadata.default_spec_id
     return found
+
+
+class _WrittenFile(InputFile):
+    """A data file whose footer is known, and all that is asked for."""
+
+    def __init__(self, location: str, footer: FileFooter) -> None:
+        super().__init__(location)
+        self._footer = footer
+
+    def __len__(self) -> int:
+        return self._footer.size
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return io.BytesIO(self._footer.data)
 
 
 def _keep_few_bounds(metadata: TableMetadata) -> TableMetadata:

@@ -25,7 +25,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store, StoredObject
 from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 
-from .object_decoding import BadObject, decode_to_parquet, needs_decoding, parse_folder_values
+from .object_decoding import BadObject, decode_to_parquet, needs_decoding
 
 if TYPE_CHECKING:
     from .object_inspection import Footer, InspectedObject
@@ -38,6 +38,8 @@ TaskInspector = Callable[
 _Names = list[str]  # inside the class body the name `list_objects` is the method
 STAGED_PREFIX: Final = "@kafka/"
 """Begins the names of offset ranges, which the mover fetches by itself."""
+SMALL_OBJECT: Final = 1 << 20
+"""Up to this size the driver does not read an object's footer if tasks can."""
 _MAX_CACHE_BYTES = 4 << 30  # of decoded copies; the oldest are removed first
 
 
@@ -77,11 +79,7 @@ class InputView:
             for name, source in sources.items()
             if _has_own_address(source)
         }
-        self._decoded_sources = {
-            self._folders[name]: source
-            for name, source in sources.items()
-            if needs_decoding(source)
-        }
+        self._sources = {self._folders[name]: source for name, source in sources.items()}
         self._task_inspector: TaskInspector | None = None
         self._inspected: dict[str, InspectedObject | TidegateError] = {}
         self._lock = threading.Lock()
@@ -99,9 +97,14 @@ class InputView:
     def describe_objects_in_tasks(self, source: str, entries: Sequence[ObjectInfo]) -> None:
         """Inspect those of some objects of a source that need decoding, if tasks are to do it.
 
+        They do it of small ones as well: to read a footer alone takes as long as to read all.
         `inspect_object` returns what they have found, once.
         """
-        wanted = [one for one in entries if self._find_decoded_source(one.key) is not None]
+        wanted = [
+            one
+            for one in entries
+            if one.size <= SMALL_OBJECT or self._find_decoded_source(one.key) is not None
+        ]
         self._inspected.clear()
         if wanted and self._task_inspector is not None:
             found = self._task_inspector(source, wanted, self.uri)
@@ -111,7 +114,7 @@ class InputView:
         """Return ETag and size of the original, and what it holds or why it cannot be decoded.
 
         Tasks say what it holds, or a decoded copy does, which the cache may remove later. None
-        if the object needs no decoding.
+        if the object needs no decoding, and tasks have not inspected it.
 
         Raises:
             NotFoundError: there is no such object.
@@ -168,12 +171,9 @@ class InputView:
         return content
 
     def _find_decoded_source(self, key: str) -> SourceSpec | None:
-        for folder, source in self._decoded_sources.items():
-            if key.startswith(folder):
-                # A table's file is read as it is, unless it lacks columns or names them otherwise.
-                is_complete = source.table is not None and not source.evolution.renamed
-                has_folder_values = bool(parse_folder_values(key[len(folder) :]))
-                return None if is_complete and not has_folder_values else source
+        for folder, source in self._sources.items():
+            if key.startswith(folder) and needs_decoding(source, key[len(folder) :]):
+                return source
         return None
 
     def _resolve_key(self, key: str) -> tuple[Store, str]:

@@ -39,6 +39,7 @@ from tidegate.jobs.spec.table_layout import DeadLetterReason
 
 from .avro import decompress_stream, read_avro_file
 from .odd_texts import MarkedText, add_marks, decode_line
+from .orc import read_orc_file
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -72,16 +73,16 @@ class BadObject:
     rows: int | None = None
 
 
-def needs_decoding(spec: SourceSpec) -> bool:
-    """Return whether objects of this source are read through a decoded copy.
+def needs_decoding(spec: SourceSpec, key: str) -> bool:
+    """Return whether an object of this source is read through a decoded copy.
 
-    Of a Delta table without renamed columns only those in `column=value` folders are.
+    The key may leave out the source's own folder. A file of a Delta table that lies in
+    ``column=value`` folders lacks these columns.
     """
-    return (
-        spec.format != "parquet"
-        or bool(spec.evolution.renamed)
-        or (spec.table is not None and spec.table.format == "delta")
-    )
+    if spec.format != "parquet" or spec.evolution.renamed:
+        return True
+    is_delta = spec.table is not None and spec.table.format == "delta"
+    return is_delta and bool(parse_folder_values(key))
 
 
 def decode_to_parquet(
@@ -235,9 +236,7 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
         return read_avro_file(data)
     if form == "parquet":
         return read_parquet_table(io.BytesIO(data))
-    import pyarrow.orc as orc
-
-    return orc.ORCFile(io.BytesIO(data)).read()
+    return read_orc_file(data)
 
 
 def open_parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:

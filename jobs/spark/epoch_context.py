@@ -35,7 +35,6 @@ from tidegate.jobs.rows.judged_rows import JudgedRows
 from tidegate.jobs.rows.slice_reading import ensure_local_file
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
-from tidegate.jobs.rules.native_support import can_name_columns
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
@@ -212,15 +211,12 @@ class EpochContext:
     def fits_in_driver(self) -> bool:
         """Whether results as large as the cut, and the order buffer, may come to the driver.
 
-        If `native` always; else if both have at most `FETCH_ROWS` rows together, under column
-        names that DuckDB tells apart.
+        If `native` always; else if both have at most `FETCH_ROWS` rows together.
         """
         if self.native:
             return True
         waiting = sum(ref.rows for ref in self.live_segments(ORDER_KIND))
-        # DuckDB sorts them.
-        named = can_name_columns(*self.spec.row_columns)
-        return named and self.staged.rows + waiting <= FETCH_ROWS
+        return self.staged.rows + waiting <= FETCH_ROWS
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Live segments of one kind before this epoch."""

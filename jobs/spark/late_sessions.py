@@ -75,6 +75,7 @@ def _replace_late_rows(answer: UnitAnswer, again: UnitAnswer) -> UnitAnswer:
     return replace(
         answer,
         late_files=again.late_files,
+        footers=answer.footers | again.footers,
         late=again.late,
         late_counts=again.late_counts,
         late_refused=again.late_refused,

@@ -22,16 +22,18 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
+from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.session_folds import is_folded_by_parts
+from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rows.topic_reading import build_settings_variable
+from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
 from tidegate.jobs.sources.input_view import InputView
@@ -48,12 +50,14 @@ from .errors import SPARK_FAILED
 from .late_and_dead_rows import write_dead_letters, write_late_rows
 from .late_sessions import read_late_rows
 from .ordered_release import count_released_rows, release_rows
-from .python_tasks import start_workers
+from .python_tasks import StoreSample
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import TaskItems, process_sessions
 from .spark_session import (
+    RESULT_SETTING,
     SPARK_ERRORS,
     SparkSessions,
+    detect_large_results,
     detect_lost_executors,
     extract_cause,
     open_session,
@@ -62,6 +66,7 @@ from .spark_session import (
 from .staging import BucketStaging, Staging, open_staging
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import release_in_tasks
+from .task_runner import choose_runner
 from .tumbling_sliding_windows import process_partials, process_window
 
 if TYPE_CHECKING:
@@ -102,12 +107,15 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
-        self._sessions = SparkSessions(lambda: open_session(spec) if session is None else session)
+        # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
+        self._in_tasks = native and explain_other_rows(spec) is None
+        settings = {RESULT_SETTING: str(RESULT_BYTES)} if self._in_tasks else {}
+        self._sessions = SparkSessions(
+            lambda: open_session(spec, settings) if session is None else session
+        )
         self._staging = open_staging(self._sessions, spec, store, self._workdir)
         # The driver computes beside its tasks: with a cluster the rows belong on the executors.
         self._native = native and runs_on_one_host(spec.spark) and explain_spark_rows(spec) is None
-        # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
-        self._in_tasks = native and explain_other_rows(spec, store) is None
         # A pipeline that needs no Spark SQL does not wait for a JVM; rare epochs start one.
         if not self._native or self._in_tasks or self._list_spark_windows():
             _ = self._sessions.full
@@ -188,15 +196,19 @@ class SparkMover:
     def _has_python_workers(self) -> bool:
         """Start the workers, and say whether they can run tidegate.
 
-        A cluster may have hosts without it, for example of Spark's own image.
+        A cluster may have hosts without it, for example of Spark's own image. Those of a Connect
+        server may have no keys for the store.
         """
         try:
             variables = build_settings_variable(self._spec)
-            libraries = ["confluent_kafka"] if variables else []
             topics = [one.kafka for one in self._spec.sources.values() if one.kafka is not None]
+            libraries = ["confluent_kafka"] if topics else []
             if any(kafka.payload == "protobuf" for kafka in topics):
                 libraries.append("google.protobuf.message")
-            start_workers(self._sessions.full, variables, libraries)
+            session, key = self._sessions.full, BucketLayout(self._spec.name).lease_key
+            sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
+            runner = choose_runner(session)
+            runner.start_workers(session, variables, libraries, sample, remove_settings(self._spec))
         except SPARK_ERRORS as error:
             _log.warning(
                 "python_tasks_unavailable", pipeline=self._spec.name, cause=extract_cause(error)
@@ -222,6 +234,7 @@ class SparkMover:
             raise (
                 (frame and frame.find_corruption())
                 or self._staging.find_outage()
+                or detect_large_results(self._spec.name, error)
                 or detect_lost_executors(self._spec.name, error, pipeline=self._spec.name)
                 or SPARK_FAILED(pipeline=self._spec.name, cause=extract_cause(error))
             ) from error
@@ -261,6 +274,8 @@ class SparkMover:
                 if is_folded_by_parts(window)
             }
             scans = read_late_rows(epoch, scans, items)
+            for answer in scans.answers:
+                note_footers(self._store, answer.footers)
             late = scans.sum_late_rows(self._spec)
             windows = {
                 name: items[name].process()

@@ -1,4 +1,4 @@
-"""Runs the kernel (`jobs.rows`) in Spark's Python tasks; the one module that knows how.
+"""Runs the kernel (`jobs.rows`) in the Python tasks of a classic Spark session.
 
 A job is an RDD with one partition for each unit of work. The address of the store is part of the
 order; its keys reach the workers as their environment, which neither Spark's pages nor its event
@@ -10,12 +10,12 @@ import os
 import sys
 import time
 import zipimport
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -23,6 +23,8 @@ import structlog
 from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel, TaskContext
 from pyspark.sql import SparkSession
 
+from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
@@ -35,6 +37,7 @@ from tidegate.jobs.rows.event_files import (
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
@@ -50,6 +53,15 @@ _ALLOCATOR_VARIABLES = {
 """Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
 _environment_lock = Lock()
 """Held while the environment of a context's workers is replaced."""
+
+
+@dataclass(frozen=True)
+class StoreSample:
+    """An object, by the address of its store, and whether the driver sees it."""
+
+    store: str
+    key: str
+    is_there: bool
 
 
 @dataclass(frozen=True)
@@ -97,16 +109,26 @@ def run_read_job(
         pieces._jrdd.count()
     finally:
         answers_of_tasks = inbox.value.take(job)
-    # A task that ran twice has answered twice.
-    found = {answer.number: (answer, report) for answer, report in answers_of_tasks}
     kept = KeptRows(pieces, len(units)) if keeps else None
+    return sort_unit_answers(order, units, answers_of_tasks), kept
+
+
+def sort_unit_answers(
+    order: ReadOrder, units: list[ReadUnit], answers: list[tuple[UnitAnswer, TaskReport]]
+) -> list[UnitAnswer]:
+    """Return what tasks say of units in the order of these, and log the tasks.
+
+    Raises:
+        PoisonError: an answer did not arrive.
+    """
+    # A task that ran twice has answered twice.
+    found = {answer.number: (answer, report) for answer, report in answers}
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    answers = [found[unit.number][0] for unit in units]
     tasks = [describe_task(*found[unit.number]) for unit in units]
     job_name = "late" if order.gone else "read"
     _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
-    return answers, kept
+    return [found[unit.number][0] for unit in units]
 
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
@@ -129,6 +151,18 @@ def run_release_job(
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
+def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
+    """Write built events, in one task.
+
+    Raises:
+        Py4JJavaError: the task failed; or a PySparkException.
+    """
+    tasks = prepare_context(sessions.full).parallelize([order], 1)
+    (answer,) = tasks.mapPartitions(build_events).collect()
+    log_files("built", order.folders, [answer])
+    return cast(BuildAnswer, answer)
+
+
 def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
     """How many tasks cut rows of a release; `segments` are those that it reads."""
     if not shuffle:
@@ -137,21 +171,34 @@ def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
 
 
 def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
-    """Run a job that writes files; the answers in their order.
+    return sort_file_answers(order, rows.collect(), rows.getNumPartitions())
+
+
+def sort_file_answers(
+    order: EventsOrder, answers: list[FileAnswer], written_by: int
+) -> list[FileAnswer]:
+    """Return what so many tasks say of files in the order of these, and log the tasks.
 
     Raises:
         TidegateError: what the first task that met an error says.
     """
-    answers: list[FileAnswer] = sorted(rows.collect(), key=lambda one: one.number)
+    answers = sorted(answers, key=lambda one: one.number)
     for answer in answers:
         if answer.error is not None:
             raise answer.error
+    log_files("events", order.folders, answers, written_by)
+    return answers
+
+
+def log_files(
+    job: str, folders: AttemptFolders, answers: Sequence[FileAnswer], written_by: int = 1
+) -> None:
+    """Log the tasks of a job, which have written files."""
     tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
-    if rows.getNumPartitions() < len(tasks):  # one task has written all files
+    if written_by < len(tasks):  # one task has written all files
         sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
         tasks = [tasks[0] | sums]
-    _log.info("tasks_finished", job="events", slot=order.folders.attempt.slot, tasks=tasks)
-    return answers
+    _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
 def run_inspection_job(
@@ -163,8 +210,13 @@ def run_inspection_job(
         Py4JJavaError: a task failed; or a PySparkException.
     """
     context = prepare_context(sessions.full)
-    found = context.parallelize(units, len(units)).mapPartitions(_describe_units).collect()
-    found.sort(key=lambda one: one[0].number)
+    found = context.parallelize(units, len(units)).mapPartitions(describe_units).collect()
+    return sort_inspections(found)
+
+
+def sort_inspections(found: list[tuple[InspectionAnswer, TaskReport]]) -> list[InspectionAnswer]:
+    """Return what tasks say of objects in the order of their units, and log the tasks."""
+    found = sorted(found, key=lambda one: one[0].number)
     tasks = [describe_task(*one) for one in found]
     _log.info("tasks_finished", job="inspect", tasks=tasks)
     return [answer for answer, _ in found]
@@ -174,8 +226,13 @@ def start_workers(
     session: SparkSession,
     variables: Mapping[str, str] | None = None,
     libraries: Sequence[str] = (),
+    sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
 ) -> None:
-    """Start as many workers as run at a time, and let them import the kernel and libraries."""
+    """Start as many workers as run at a time, and let them import the kernel and libraries.
+
+    They have the keys and settings of this process, so `sample` and `spec` are not looked at.
+    """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
     body = partial(_import_kernel, libraries)
@@ -300,8 +357,14 @@ def _release_rows(
     yield from write_targets(order, cut_rows(order, task, pieces))
 
 
-def _describe_units(
-    units: Iterator[InspectionUnit],
+def build_events(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
+    """The body of a task that writes built events."""
+    prepare_worker()
+    yield from map(write_built_events, orders)
+
+
+def describe_units(
+    units: Iterable[InspectionUnit],
 ) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
     """The body of a task that tells a plan what objects hold."""
     prepare_worker()
@@ -312,10 +375,15 @@ def _describe_units(
 
 def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
     """The body of a task that only starts its worker."""
+    import_libraries(libraries)
+    yield from rows
+
+
+def import_libraries(libraries: Sequence[str]) -> None:
+    """Make a worker ready for its first task."""
     prepare_worker()
     for name in libraries:
         import_module(name)
-    yield from rows
 
 
 def _keep_caches(self: zipimport.zipimporter) -> None:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, cast
@@ -17,14 +17,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.errors import ErrorDefinition, TransientError
+from tidegate.errors import ErrorDefinition, PoisonError, TransientError
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import read_data_file
 
-from .errors import EXECUTORS_LOST
+from .errors import EXECUTORS_LOST, RESULTS_TOO_LARGE
 
 _SETTINGS: dict[str, dict[str, str]] = read_data_file(__package__, "spark_settings.toml")
+RESULT_SETTING: Final = "spark.driver.maxResultSize"
+"""Bytes that the tasks of a job may send to the driver."""
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
@@ -40,22 +42,27 @@ SMALL_ROWS = 20_000
 """
 
 
-def open_session(spec: PipelineSpec) -> SparkSession:
-    """Start (or join) the session the spec asks for.
+def open_session(spec: PipelineSpec, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start (or join) the session the spec asks for; `settings` are for a classic one.
 
     Classic by default, Spark Connect for an ``sc://`` master. Under spark-submit its master counts,
     not the spec's.
     """
     logging.getLogger("py4j").setLevel(logging.ERROR)
-    if spec.spark.master.startswith("sc://"):
+    if spec.spark.uses_connect:
         return _open_connect_session(spec.spark)
     # Without it, tasks in Python run with whatever is called python3.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return start_classic_session(add_connector_jars(spec), spec.name)
+    return start_classic_session(add_connector_jars(spec), spec.name, settings)
 
 
-def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
-    """Start (or join) a session in this process; the master of spark-submit wins."""
+def start_classic_session(
+    spark: SparkSpec, name: str, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start (or join) a session in this process; the master of spark-submit wins.
+
+    What the spec says of Spark wins over `settings`, and these win over those of all sessions.
+    """
     builder = SparkSession.builder.appName(f"tidegate {name}")
     if not is_submitted():  # else it knows its master
         builder = builder.master(spark.master)
@@ -65,9 +72,9 @@ def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     place = local if runs_on_one_host(spark) else {}
     given = (spark.jvm_options, build_archive_options(), spark.conf.get(_JVM_OPTIONS))
     options = " ".join(filter(None, given))
-    settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
-    settings |= {**place, **_SETTINGS["session"], **spark.conf, _JVM_OPTIONS: options}
-    return builder.config(map=settings).getOrCreate()
+    found: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
+    found |= {**place, **_SETTINGS["session"], **(settings or {})}
+    return builder.config(map={**found, **spark.conf, _JVM_OPTIONS: options}).getOrCreate()
 
 
 def _open_connect_session(spark: SparkSpec) -> SparkSession:
@@ -213,6 +220,10 @@ _LOST_EXECUTOR_SIGNS = (
 )
 
 
+_BEFORE_PYTHON_ERROR: Final = (
+    "Traceback (most recent call last):",
+    "Please see the stack trace below.",  # through Spark Connect
+)
 _PYTHON_ERROR: Final = re.compile(r"(?!org\.)[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 
 
@@ -238,10 +249,16 @@ def extract_cause(error: BaseException) -> str:
         if not line.startswith("An error occurred while calling")
     ]
     cause = (causes[-1:] or own[:1] or [type(error).__name__])[0]
-    if cause.endswith("Traceback (most recent call last):"):
+    if cause.endswith(_BEFORE_PYTHON_ERROR):
         # The error of a Python worker is the last line of its traceback.
         cause = next(filter(_PYTHON_ERROR.match, reversed(found)), cause)
     return cause[:500]
+
+
+def detect_large_results(pipeline: str, error: BaseException) -> PoisonError | None:
+    """Return the error for a job that sends more than `RESULT_SETTING` allows; None for others."""
+    found = next((line for line in lines(error) if RESULT_SETTING in line), None)
+    return None if found is None else RESULTS_TOO_LARGE(pipeline=pipeline, cause=found[:500])
 
 
 def detect_lost_executors(

@@ -28,6 +28,7 @@ from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
+from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rows.unit_reading import (
@@ -44,8 +45,9 @@ from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .late_and_dead_rows import CountedRows
-from .python_tasks import KeptRows, run_inspection_job, run_read_job
+from .python_tasks import KeptRows
 from .spark_session import SparkSessions
+from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -157,6 +159,8 @@ def survey_in_tasks(
                 order = replace(order, schemas=read_schemas(spec))
                 answers, kept = read_units(sessions, spec, order, units)
             left = check_answers(answers)
+            for answer in answers:
+                answer.partials |= take_partials(store, answer.stored)
         except TidegateError:
             _drop_rows(kept)
             raise
@@ -195,7 +199,7 @@ def read_units(
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
     is_plain = explain_spark_expressions(spec, units) is None
-    run_job = run_read_job if is_plain else run_expression_job
+    run_job = choose_runner(sessions.full).run_read_job if is_plain else run_expression_job
     return run_job(sessions, order, units, build_settings_variable(spec))
 
 
@@ -204,6 +208,7 @@ def _make_read_order(
 ) -> ReadOrder:
     """What the rows of the next epoch are judged against, and where files go."""
     most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
+    sent = SENT_BYTES // max(units, 1)
     return ReadOrder(
         remove_settings(spec),
         mark.frontier,
@@ -213,6 +218,7 @@ def _make_read_order(
         store.url,
         most,
         read_schemas(spec),
+        sent_bytes=sent,
     )
 
 
@@ -253,7 +259,8 @@ def describe_objects_in_tasks(
 ) -> list[InspectedObject | TidegateError]:
     """Let tasks say what objects hold: each one, or why the store did not give it."""
     objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
-    answers = run_inspection_job(sessions, divide_objects(source, objects))
+    runner = choose_runner(sessions.full)
+    answers = runner.run_inspection_job(sessions, divide_objects(source, objects))
     return [found for answer in answers for found in answer.found]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.event_files import (
@@ -31,8 +32,9 @@ from .epoch_context import (
     has_rows_from_mark,
 )
 from .ordered_release import ReleasedRows, is_waiting_whole
-from .python_tasks import count_maps, run_events_job, run_release_job
+from .python_tasks import count_maps
 from .task_epochs import TaskScans
+from .task_runner import choose_runner
 
 _TABLE: Final = f"table:{EVENTS}"
 _SEGMENT_SAMPLES: Final = 64
@@ -53,8 +55,9 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     plan = _plan_release(epoch, scans)
     if not plan.order.kept and not plan.order.segments:
         return ReleasedRows(segments=plan.untouched)
-    found = run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
-    return _sum_answers(plan.untouched, found)
+    runner = choose_runner(epoch.sessions.full)
+    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
+    return _sum_answers(epoch, plan.untouched, found)
 
 
 def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
@@ -67,7 +70,8 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     for index in sorted(rows, key=lambda i: (order.members[i].place, order.members[i].partition)):
         firsts[index] = position
         position += rows[index]
-    return _sum_answers(live, run_events_job(scans.kept, order, firsts))
+    runner = choose_runner(epoch.sessions.full)
+    return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
 
 
 def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:
@@ -91,13 +95,16 @@ def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:
     return EventsOrder(spec, folders, epoch.store.url, section, members, kept)
 
 
-def _sum_answers(untouched: tuple[FileRef, ...], answers: list[FileAnswer]) -> ReleasedRows:
+def _sum_answers(
+    epoch: EpochContext, untouched: tuple[FileRef, ...], answers: list[FileAnswer]
+) -> ReleasedRows:
     """What all files together are; `untouched` are the segments that stay as they are."""
     files = [answer.file for answer in answers if answer.file is not None]
     events = WrittenFiles(tuple(ref for ref in files if ref.kind == _TABLE))
     waiting = WrittenFiles(tuple(ref for ref in files if ref.kind != _TABLE))
     counts, counted = SourceCounts(), {ref.key: (0, ref.rows) for ref in waiting.refs}
     for answer in answers:
+        note_footers(epoch.store, answer.footers)
         counted |= answer.waiting
         for source, rows in answer.counts.items():
             counts[source, "released"] += rows

@@ -113,6 +113,11 @@ class SparkSpec(SpecModel):
     """Further Spark settings."""
 
     @property
+    def uses_connect(self) -> bool:
+        """Whether Spark is reached through Spark Connect."""
+        return self.master.startswith("sc://")
+
+    @property
     def jvm_options(self) -> str:
         """Options of the driver's JVM for `jvm`; empty for ``throughput``.
 

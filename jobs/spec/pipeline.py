@@ -6,7 +6,7 @@ YAML.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -48,13 +48,14 @@ from .stream_specs import (
     StreamGraph,
     StreamSpec,
 )
-from .table_layout import LAYOUT_COLUMNS, WINDOW_COLUMNS, list_layout_problems
+from .table_layout import LAYOUT_COLUMNS, OWN_COLUMNS, WINDOW_COLUMNS, list_layout_problems
 from .window_specs import WindowSpec
 
 # A spec without the field is read as this version, so that a later version can tell old files
 # apart.
 API_VERSION: Final = "tidegate/v1"
 _ADVICE_ON_KEYS = "; a key is a column, and 'select' of a source derives columns"
+_ADVICE_ON_NAMES = "; upper and lower case are the same here, and 'select' of a source renames"
 EVENTS: Final = "events"
 LATE: Final = "late"
 BARRIERS: Final = "barriers"
@@ -163,6 +164,9 @@ class PipelineSpec(SpecModel):
                     f"sources.{name}: all sources of a pipeline share one schema: the same columns"
                     " with the same types; a source with other columns needs a 'select'"
                 )
+        own = OWN_COLUMNS[LATE] | (OWN_COLUMNS[EVENTS] if self.outputs.events else {})
+        if taken := _find_taken_names(self.columns, own):
+            yield f"schema: names that the tables have already: {taken}{_ADVICE_ON_NAMES}"
         for name, source in self.sources.items():
             # A source that imports its own frontier, or one that does not exist, would hold the
             # output frontier without end.
@@ -183,10 +187,11 @@ class PipelineSpec(SpecModel):
                     f"windows.{name}.keys: no column {', '.join(missing)} in the schema (or"
                     f" '_source'){hint}"
                 )
-            # These are the other columns of a window's table.
-            taken = {*window.keys, *WINDOW_COLUMNS, "replaces"} & set(window.aggregates)
-            if taken:
-                yield f"windows.{name}.aggregates: names already taken: {', '.join(sorted(taken))}"
+            own = (*WINDOW_COLUMNS, "replaces")
+            if taken := _find_taken_names(window.keys, own):
+                yield f"windows.{name}.keys: names already taken: {taken}{_ADVICE_ON_NAMES}"
+            if taken := _find_taken_names(window.aggregates, (*own, *window.keys)):
+                yield f"windows.{name}.aggregates: names already taken: {taken}"
 
     def _layout_columns(self) -> dict[str, dict[str, str]]:
         """Table -> column -> type, as far as files can be arranged by it."""
@@ -293,6 +298,17 @@ class PipelineSpec(SpecModel):
 
 PRESETS: dict[str, JsonObject] = read_data_file(__package__, "presets.toml")
 """Preset and its defaults for sources, coalescing, release, barriers, windows and sessions."""
+
+
+def _find_taken_names(names: Iterable[str], own: Iterable[str]) -> str:
+    """Those names that a table has already, in upper or lower case; the table has `own` columns."""
+    known = {name.lower() for name in own}
+    taken = []
+    for name in names:
+        if name.lower() in known:
+            taken.append(name)
+        known.add(name.lower())
+    return ", ".join(sorted(taken))
 
 
 def apply_preset(raw: JsonObject) -> JsonObject:

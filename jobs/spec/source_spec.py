@@ -291,11 +291,11 @@ class SourceSpec(FrontierOptions):
         columns = self.row_columns
         by_case = {name.lower(): name for name in self.columns}
         alike = [name for name in self.columns if by_case[name.lower()] != name]
-        # Text is decoded by DuckDB, which would give both columns the value of the first.
-        for name in alike if self.format in ("json", "csv") and self.kafka is None else ():
+        # DuckDB would give both columns the value of the first.
+        for name in alike:
             yield (
                 f"schema: {name} and {by_case[name.lower()]} differ in upper and lower case only,"
-                f" which a source of format {self.format} cannot tell apart: declare one of them"
+                " which cannot be told apart: declare one of them"
             )
         # Every field that names a column, so that one message form covers them all.
         wanted = {"event_time": self.event_time, "end_time": self.end_time}

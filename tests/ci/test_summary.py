@@ -13,22 +13,23 @@ def test_a_quiet_run_names_its_parts_and_its_ten_slowest_tests(tmp_path: Path) -
     record = RunRecord(tmp_path)
     record.add_durations({f"test_a.py::test_{number}": float(number) for number in range(8)})
     record.add_durations({f"test_b.py::test_{number}": number + 0.5 for number in range(8)})
-    (tmp_path / "parts.tsv").write_text("lint\t9\ntests\t900\n")
-    lines = list(describe_run(record, 3300))
-    assert lines[:3] == ["the time of each part:", "       9 s  lint", "     900 s  tests"]
+    (tmp_path / "parts.tsv").write_text("lint\t9\ntests\t780\n")
+    lines = list(describe_run(record, 2400))
+    assert lines[:3] == ["the time of each part:", "       9 s  lint", "     780 s  tests"]
     assert lines[4:6] == ["     7.5 s  test_b.py::test_7", "     7.0 s  test_a.py::test_7"]
     assert len(lines) == 3 + 1 + 10 + 1
     assert lines[-1] == "flaky tests: 0, at most 3 are forgiven"
 
 
 def test_a_slow_run_is_warned_of_and_flaky_tests_are_named(tmp_path: Path) -> None:
-    """Above 15 minutes for the tests, above 55 for all of it."""
+    """Above 13 minutes for the tests, 18 for those end to end, 40 for all of it."""
     record = RunRecord(tmp_path)
     record.add_flaky_test(FlakyTest("test_a.py::test_shaky", is_unit=False, text="a port"))
-    (tmp_path / "parts.tsv").write_text("tests\t901\nend to end\t2000\n")
-    assert list(describe_run(record, 3301))[-4:] == [
-        "warning: tests took more than 15 min",
-        "warning: everything took more than 55 min",
+    (tmp_path / "parts.tsv").write_text("tests\t781\nend to end\t1081\n")
+    assert list(describe_run(record, 2401))[-5:] == [
+        "warning: tests took more than 13 min",
+        "warning: end to end took more than 18 min",
+        "warning: everything took more than 40 min",
         "flaky: test_a.py::test_shaky",
         "flaky tests: 1, at most 3 are forgiven",
     ]

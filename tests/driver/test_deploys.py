@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.local_session import run_tasks_in_process
 from tidegate.checkpoints.deployed_specs import (
     DeployedDocument,
     make_copy,
@@ -24,7 +25,6 @@ SPEC = """\
 apiVersion: tidegate/v1
 name: p
 sources: {a: {path: in, format: json, schema: {t: timestamp, v: double}, event_time: t, lag: 1s}}
-release: {glom: {dt: 5s}}  # rows that the driver reads: no JVM
 """
 NEW = SPEC.replace("1s", "2s")
 ROWS = '{"t": "2026-01-01T00:00:00Z", "v": 1.0}\n'
@@ -63,7 +63,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    run_tasks_in_process(monkeypatch)
     return Place(tmp_path)
 
 

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SPEC_OF_THE_FEED = SPEC.replace("limits: {objects: 1}", "limits: {objects: 8}")
-OBJECTS = 1200  # of each source, one a second: more than the kills can take
-STANDBY_KILLS = 3
+OBJECTS = 900  # of each source, one a second: as long as a test may take
+STANDBY_KILLS = 1
 
 
 class Supervised:

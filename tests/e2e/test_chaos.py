@@ -54,13 +54,13 @@ def test_a_real_driver_feeds_postgresql(
         assert sorted(found) == sorted(rows)
 
 
-def test_five_kills_leave_no_trace(minio: RealMinio, tmp_path: Path) -> None:
-    """Driver, JVM, MinIO and a pause at random moments.
+def test_three_kills_leave_no_trace(minio: RealMinio, tmp_path: Path) -> None:
+    """Driver, JVM and MinIO at random moments.
 
-    The tables equal the undisturbed run's (`make chaos` does fifty).
+    The tables equal the undisturbed run's (`make chaos` does fifty, and pauses the driver).
     """
-    outcome = chaos(tmp_path, minio, kills=5, seed=1)
+    outcome = chaos(tmp_path, minio, kills=3, seed=1)
     sys.stdout.write(outcome.text() + "\n")
     assert outcome.problems == []
-    assert sum(map(len, outcome.gaps.values())) == 5
-    assert outcome.steps > 50
+    assert sum(map(len, outcome.gaps.values())) == 3
+    assert outcome.steps > 30

@@ -164,6 +164,8 @@ def test_airflow_on_postgresql(postgres: PostgresServer, tmp_path: Path) -> None
             assert json.load(answer)["metadatabase"]["status"] == "healthy"
 
 
+# In CI, `test_no_shared_disk.py` has a cluster of the same programs. The stranger is refused after a minute.
+@pytest.mark.long
 def test_a_spark_cluster(tmp_path: Path) -> None:
     """The commands of master and worker start a cluster that computes for who has its secret."""
     port = choose_free_port()

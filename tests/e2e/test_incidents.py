@@ -14,6 +14,8 @@ from tests.e2e.incidents import MAX_CLICKS, play
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, needs_chromium, pytest.mark.timeout(1200)]
 
 
+# In CI, `test_demo.py` kills a driver that Airflow replaces, and `test_browser.py` uses the page.
+@pytest.mark.long
 def test_a_killed_driver_is_replaced_and_the_page_proves_it(tmp_path: Path) -> None:
     """No click; tables and sink follow, the counts are equal.
 

@@ -166,6 +166,9 @@ def test_the_quality_dag_checks_the_batches(job: SupervisedJob) -> None:
     assert result["checkpoint"] in sealed
 
 
+# In CI, the first test restores this job, `test_browser.py` restores on the page, and
+# `tests/cli/test_texts.py` has what the report says of sinks.
+@pytest.mark.long
 @needs_chromium
 def test_a_restore_on_the_page_names_the_sinks(job: SupervisedJob) -> None:
     """The page shows each query; the dialog says what happens to each sink; the rows come back."""

@@ -12,7 +12,7 @@ from tests.e2e.feed import SPEC, write_feed
 from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import make_content_check
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 OBJECTS = 24
 
@@ -60,7 +60,8 @@ def test_killed_around_the_seal(calm: Steady, tmp_path: Path) -> None:
     assert killed(Steady(tmp_path, OBJECTS), faults).content() == calm.content()
 
 
-@pytest.mark.slow
+# In CI, the test above kills at the points that decide an epoch, and the simulation at all of them.
+@pytest.mark.long
 def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
     """One kill after another, at each fault point: the same rows in every table."""
     assert (
@@ -69,7 +70,6 @@ def test_killed_in_every_step(calm: Steady, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_killed_twice_in_every_step(tmp_path: Path) -> None:
     """Twice in a row at each fault point, then to the end.
@@ -82,6 +82,9 @@ def test_killed_twice_in_every_step(tmp_path: Path) -> None:
     assert killed(Steady(tmp_path / "killed", 36), faults).content() == calm.content()
 
 
+# In CI, `test_outages.py` has a driver that slept fenced off by the next one, and
+# `tests/checkpoints/test_races.py` lets two drivers race for the lease.
+@pytest.mark.long
 def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     """One takes the lease, the other ends as fenced; the tables are the same."""
     steady = Steady(tmp_path, OBJECTS)
@@ -90,7 +93,8 @@ def test_two_drivers_started_at_once(calm: Steady, tmp_path: Path) -> None:
     assert steady.content() == calm.content()
 
 
-@pytest.mark.slow
+# In CI, `test_edges.py` restores by the command, and `test_demo.py` through Airflow.
+@pytest.mark.long
 def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
     """Back to an older checkpoint and forward again.
 
@@ -109,7 +113,6 @@ def test_restored_by_hand(calm: Steady, tmp_path: Path) -> None:
     assert steady.content() == calm.content()
 
 
-@pytest.mark.slow
 def test_beyond_the_largest_lateness_cuts_do_not_matter(tmp_path: Path) -> None:
     """With a lag beyond the largest lateness no row is late, and other cuts and a kill give the
     same rows (9.3, 9.8).

@@ -86,6 +86,8 @@ def wait_for_rows(folder: Path, source: str, rows: int, process: subprocess.Pope
         time.sleep(0.02)
 
 
+# In CI, `test_killed_between_the_object_and_the_commit` kills this query at the worst moment.
+@pytest.mark.long
 def test_rate_lands_once_through_kills(tmp_path: Path) -> None:
     """A query that is killed as soon as a new object appears, mostly before Spark noted it, leaves
     no gap and no double.
@@ -178,6 +180,9 @@ def test_files_with_any_names_and_late_uploads(tmp_path: Path) -> None:
     assert sorted(landed(tmp_path, "files")) == list(range(31))
 
 
+# In CI, `tests/driver/test_landing.py` has a socket begin anew behind what was landed. This test
+# waits twice for a minute, because lines must not go to a connection that Spark only tries.
+@pytest.mark.long
 def test_a_socket_keeps_what_was_landed(tmp_path: Path) -> None:
     """What a socket brought is landed as it comes.
 

@@ -103,6 +103,9 @@ def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float 
         time.sleep(0.1)
 
 
+# In CI, `test_no_shared_disk.py` loses a worker of a cluster, `test_airflow_submit.py` submits, and
+# the tests against the wheel run from it.
+@pytest.mark.long
 def test_two_pipelines_on_a_cluster_that_loses_a_worker(
     cluster: Cluster, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,9 +145,9 @@ def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> Non
     The driver ends as after an outage, and on the next server another one goes on exactly.
     """
     with connect_server(tmp_path) as server:
-        steady = Steady(tmp_path / "p", 12, spec=over(server))
+        steady = Steady(tmp_path / "p", 10, spec=over(server))
         driver = steady.start()
-        wait_for(lambda: steady.log().head().slot >= 3, driver, seconds=600)
+        wait_for(lambda: steady.log().head().slot >= 2, driver, seconds=600)
         server.kill()
         assert driver.wait(timeout=600) == FailureClass.TRANSIENT.exit_code, steady.log_text()
         assert "Traceback" not in steady.log_text()
@@ -154,6 +157,8 @@ def test_a_connect_server_that_dies_is_not_blamed_on_rows(tmp_path: Path) -> Non
     assert steady.exact().problems == []
 
 
+# In CI, the test above has a second driver over Connect go on from what the first one sealed.
+@pytest.mark.long
 def test_a_driver_over_connect_is_replaced_while_its_jvm_runs(tmp_path: Path) -> None:
     """kill -9 of the driver.
 

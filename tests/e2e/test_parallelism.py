@@ -28,6 +28,8 @@ def objects(epoch: Manifest) -> dict[str, int]:
     return dict(Counter(f.kind for f in own))
 
 
+# In CI, `test_edges.py` goes on with another parallelism half-way.
+@pytest.mark.long
 def test_state_moves_to_another_parallelism(tmp_path: Path) -> None:
     """Six epochs with local[1] and 2 partitions, the rest with local[2] and 5.
 

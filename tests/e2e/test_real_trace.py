@@ -69,6 +69,8 @@ def test_the_steps_of_a_real_bucket_are_taken(tmp_path: Path) -> None:
                 take_changes(history, "p", tables)
 
 
+# In CI, `test_chaos.py` judges the steps of killed drivers, and the test above rejects forged ones.
+@pytest.mark.long
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_steps_of_killed_drivers_are_taken() -> None:

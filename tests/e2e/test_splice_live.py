@@ -123,6 +123,8 @@ class Live(Piped):
         return merged
 
 
+# In CI, `tests/splice/test_live.py` lets merges race a driver, without Spark.
+@pytest.mark.long
 def test_merges_during_a_live_driver(tmp_path: Path, minio_environment: RealMinio) -> None:
     """Merges into events, windows and a stream while epochs are sealed.
 

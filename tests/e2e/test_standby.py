@@ -22,6 +22,8 @@ from tidegate.jobs.driver.startup import ALIVE_FILE
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+# In CI, a standby takes over under Airflow in `test_airflow_submit.py`.
+@pytest.mark.long
 def test_a_standby_takes_over(tmp_path: Path) -> None:
     """Its Spark is warm.
 

@@ -26,6 +26,8 @@ EARLIER = "e3dab941"
 NEXT = f"{__version__}+next"
 
 
+# In CI, the test below goes on under other code, and back.
+@pytest.mark.long
 def test_upgraded_and_taken_back(tmp_path: Path) -> None:
     """Each driver goes on after the other's checkpoint.
 

@@ -7,6 +7,7 @@ every window in it is purged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,12 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import TICK_MAX
 
 Key = tuple[Any, ...]
+
+
+def normalize_key(values: Iterable[Any]) -> Key:
+    """All NaN are one value of a key, and -0.0 is 0.0."""
+    floats = (value if not isinstance(value, float) else value + 0.0 for value in values)
+    return tuple(math.nan if value != value else value for value in floats)
 
 
 @dataclass
@@ -122,7 +129,7 @@ def _contribution(number: int, row: Row) -> dict[str, Any]:
 def _live(row: dict[str, Any], names: Sequence[str]) -> Live:
     flat = row["_standing"]
     replaceable = list(zip(flat[::2], flat[1::2], strict=True))
-    key = tuple(row[name] for name in names)
+    key = normalize_key(row[name] for name in names)
     return Live(
         key,
         row["_start"],

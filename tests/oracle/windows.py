@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.oracle.aggregates import aggregate
 from tests.oracle.rows import Row, adjusted
-from tests.oracle.window_state import Key, Live
+from tests.oracle.window_state import Key, Live, normalize_key
 from tests.oracle.zero_rows import Gaps
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import AggregateFunction, WindowKind, WindowSpec
@@ -103,7 +103,7 @@ class WindowFold:
 
     def key_of(self, row: Row) -> Key:
         """Values of the key columns; null is a key like any other."""
-        return tuple(
+        return normalize_key(
             row.member.source if k == "_source" else row.values.get(k) for k in self.window.keys
         )
 

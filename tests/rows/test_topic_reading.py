@@ -16,6 +16,7 @@ import pytest
 
 from tests.rows.topic_inputs import (
     FIELD,
+    OFF,
     encode_row,
     make_schema,
     message,
@@ -31,7 +32,12 @@ from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.message_schemas import read_schemas
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rows.topic_reading import build_settings_variable, close_reader, remove_settings
+from tidegate.jobs.rows.topic_reading import (
+    build_settings_variable,
+    close_reader,
+    remove_settings,
+    require_settings,
+)
 from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -76,7 +82,7 @@ def test_a_task_reads_the_planned_offsets(
     broker.send("t", 0, [message(n) for n in range(10)])
     broker.send("t", 2, [message(30), message(31)])
     spec = topic_spec(broker.servers, kafka={"key": "who"})
-    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    assert explain_other_rows(spec) is None
     answer = read_cut(spec, {0: (3, 10), 1: (0, 0), 2: (0, 2)}, tmp_path, monkeypatch)
     assert (answer.error, answer.left, answer.rows, answer.missing) == (None, None, 9, {})
     assert answer.read_bytes > 0
@@ -171,7 +177,7 @@ def test_protobuf_messages_that_are_no_plain_values_are_left(
     (tmp_path / "row.desc").write_bytes(schema)
     kafka = {**PROTOBUF, "schema_file": f"{tmp_path}/row.desc"}
     spec = topic_spec(broker.servers, kafka=kafka)
-    assert explain_other_rows(spec, LocalStore(tmp_path)) is None
+    assert explain_other_rows(spec) is None
     good, odd = (encode_row(schema, 1, n=2, v=text) for text in ("0.5", "many"))
     broker.send("t", 0, [good, b"\x0a\xff", None, odd])
     answer = read_cut(spec, {0: (0, 3)}, tmp_path / "good", monkeypatch)
@@ -241,4 +247,24 @@ def test_other_topics_are_named(
 ) -> None:
     """With the reason."""
     spec = topic_spec("b:9092", kafka=kafka, **source)
-    assert explain_other_rows(spec, LocalStore(tmp_path)) == f"source a: {reason}"
+    assert explain_other_rows(spec) == f"source a: {reason}"
+
+
+def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan names variables that the hosts have. Spark SQL reads a topic with a secret in its spec."""
+    monkeypatch.setenv("CLIENT", "tests")
+    far = {**OFF, "spark": {"master": "sc://far"}}
+    spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
+    assert explain_other_rows(spec) is None
+    assert build_settings_variable(spec) == {}
+    assert remove_settings(spec) == spec
+    require_settings(spec)
+    monkeypatch.delenv("CLIENT")
+    with pytest.raises(ConfigurationError, match="CLIENT"):
+        require_settings(spec)
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    login += ' username="u" password="p";'
+    options = {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": login}
+    spec = topic_spec("b:9092", kafka={"options": options}, events=far)
+    found = explain_other_rows(spec)
+    assert found == "source a: a plan of Spark Connect would show sasl.jaas.config"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
 from tidegate.jobs.rows.slice_reading import group_similar_parts
+from tidegate.jobs.rows.stored_partials import take_partials
 from tidegate.jobs.rows.task_support import (
     explain_other_cut,
     explain_other_rows,
@@ -39,6 +41,7 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
+from tidegate.jobs.spec.operations import SparkSpec
 from tidegate.time_units import TICK_MIN
 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
@@ -216,6 +219,22 @@ def test_objects_are_inspected_by_units(tmp_path: Path, monkeypatch: pytest.Monk
     assert second.read_bytes == last.size
 
 
+def test_plain_objects_are_inspected_as_well(tmp_path: Path) -> None:
+    """A small one: its footer is read with all of it."""
+    store = LocalStore(tmp_path)
+    (part,) = slice_of(store, Member("a"), rows_at(1, 2)).parts
+    source = spec_of({"a": {}}, windows={}, **OFF).sources["a"]
+    (tmp_path / "bad").write_bytes(b"no Parquet")
+    objects = [FoundObject(key, str(tmp_path / key), part["size"]) for key in (part["key"], "bad")]
+    (unit,) = divide_objects(source, objects)
+    good, bad = describe_unit(unit).found
+    assert isinstance(good, InspectedObject)
+    assert isinstance(good.content, Footer)
+    assert (good.content.rows, good.content.columns) == (2, part["columns"])
+    assert isinstance(bad, InspectedObject)
+    assert isinstance(bad.content, BadObject)
+
+
 def test_an_answer_has_a_bound(tmp_path: Path) -> None:
     """Beyond it, Spark SQL has to compute the epoch."""
     store = LocalStore(tmp_path)
@@ -226,24 +245,38 @@ def test_an_answer_has_a_bound(tmp_path: Path) -> None:
     assert answer.left == "more partial aggregates than the driver takes"
 
 
+def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
+    """Spark bounds what tasks send. Who takes them leaves no object."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
+    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
+    order = order_of(spec, store)
+    sent = read_unit(order, unit).answer
+    answer = read_unit(replace(order, sent_bytes=1), unit).answer
+    assert (answer.partials, sent.stored) == ({}, {})
+    assert take_partials(store, answer.stored) == sent.partials
+    assert not list(store.list_objects(FOLDERS.segment_stem("partials")))
+
+
 @pytest.mark.parametrize(
     ("source", "more", "reason"),
     [
         ({}, {}, None),
         ({"barriers": {"kind": "kind", "types": ["stop"]}, "max_jump": "5s"}, {}, None),
         ({}, {"release": {"mode": "ordered"}, "outputs": {"events": True}}, None),
-        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, "release.glom"),
+        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, None),
         (
             {"frontier": "inclusive", "lag": "0"},
             {"release": {"mode": "ordered"}, "outputs": {"events": True}},
             None,
         ),
         ({}, {"spark": {"master": "spark://far:7077"}}, None),
-        ({}, {"spark": {"master": "sc://far"}}, "Spark Connect"),
+        ({}, {"spark": {"master": "sc://far"}}, None),
         ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
         ({"where": "k like 'x'"}, {}, None),
         ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),
         ({"format": "csv"}, {}, None),
+        ({"table": {"format": "delta"}}, {}, None),
         (
             {},
             {"windows": {"s": {**WINDOW, "kind": "session", "size": None, "gap": "5s"}}},
@@ -261,7 +294,7 @@ def test_the_reason_for_another_way_is_named(
 ) -> None:
     """One function decides, and says why."""
     spec = spec_of({"a": source}, **{"windows": {"w": WINDOW}, **OFF, **more})
-    assert explain_other_rows(spec, LocalStore(tmp_path)) == reason
+    assert explain_other_rows(spec) == reason
 
 
 def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) -> None:
@@ -271,3 +304,5 @@ def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) ->
     units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
     assert explain_other_cut(spec, units) is None
     assert explain_spark_expressions(spec, units) == "column v is double, declared float"
+    far = spec.model_copy(update={"spark": SparkSpec(master="sc://far")})
+    assert explain_other_cut(far, units) == "column v is double, declared float"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tests.rows_on_spark.evidence import Evidence
 from tests.rows_on_spark.processes import UNKNOWN, sum_cpu
-from tests.rows_on_spark.requests import RESULT_BOUND, classify_request
+from tests.rows_on_spark.requests import RESULT_BOUND, classify_request, name_folder
 
 UNIT_BYTES: Final = 4 << 20
 """Bytes of one task of the division; a single larger row group is a task of its own."""
@@ -21,27 +21,31 @@ UNSEEN_SECONDS: Final = 2.0
 READ_JOB: Final = "read"
 INPUT_JOBS: Final = (READ_JOB, "late", "inspect")
 """Jobs whose tasks say how much of the input they have read; of others it is what they wrote."""
-_WITHOUT_ROWS: Final = frozenset({"task", "executor", "daemon"})
+_OF_TASKS: Final = frozenset({"task", "executor", "daemon"})
+_OF_DRIVER: Final = frozenset({"driver", "jvm"})
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 Check = Callable[[Evidence], list[str]]
 
 
 def check_store(found: Evidence) -> list[str]:
     """No row passes between the store and a process other than Spark's tasks."""
-    moved: dict[tuple[str, str], int] = defaultdict(int)
+    moved: dict[str, Counter[str]] = defaultdict(Counter)
+    results: Counter[int] = Counter()
     for request in found.requests:
-        moved[request.kind, classify_request(request, found.place)] += request.size
-    wrong = [
-        f"{kind} moved {format_size(size)} of rows"
-        for (kind, content), size in sorted(moved.items())
-        if content == "rows" and size and kind not in _WITHOUT_ROWS
-    ]
-    results = sum(
-        size for (kind, what), size in moved.items() if what == "results" and kind == "driver"
-    )
-    epochs = max(len(found.list_events("sealed")), 1)
-    if results > RESULT_BOUND * epochs:
-        wrong.append(f"driver moved {format_size(results)} of window results in {epochs} epochs")
+        content = classify_request(request, found.place)
+        if request.kind in _OF_TASKS or not request.size:
+            continue
+        if content == "results" and request.kind in _OF_DRIVER:
+            results[bisect_left(found.seal_times, request.ended)] += request.size
+        elif content in ("rows", "results"):
+            moved[request.kind][name_folder(request, found.place)] += request.size
+    wrong = []
+    for kind, folders in sorted(moved.items()):
+        size, (largest, _) = folders.total(), folders.most_common(1)[0]
+        wrong.append(f"{kind} moved {format_size(size)} of rows, most in {largest}")
+    if max(results.values(), default=0) > RESULT_BOUND:
+        most = format_size(max(results.values()))
+        wrong.append(f"driver moved {most} of window results in one epoch")
     return wrong
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -101,7 +102,7 @@ class NamingProxy:
         size = sent if method in ("PUT", "POST") else got if status[1][0] == "2" else 0
         pid, kind = (owner.pid, owner.kind) if owner else (0, UNKNOWN)
         whole = back.get("content-range", "")
-        self.requests.append(Request(pid, kind, method, path, size, whole))
+        self.requests.append(Request(pid, kind, method, path, size, whole, time.time()))
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[bytes, list[str], Headers]:

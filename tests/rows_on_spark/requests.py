@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote
 
+from tidegate.checkpoints.store_probe import PROBE_PREFIX
+
 RESULT_BOUND: Final = 16 << 20
 """Bytes of merged window results that the driver may touch in one epoch, on every master."""
 SMALL_OBJECT: Final = 1 << 20
@@ -20,6 +22,9 @@ TABLES_OF_DRIVER: Final = frozenset({"barriers", "checkpoints"})
 DEAD_OBJECTS: Final = re.compile(r"timelines/\d+/tables/dead_letters/[^/]+/driver\.parquet")
 """Files with rows that name a dead object; the other dead letters are rows."""
 _TABLE_FILE = re.compile(r"timelines/\d+/tables/([^/]+)/")
+_WINDOW_STATE = re.compile(r"timelines/\d+/state/[^/]+/window-([^/]+?)(-\d+)?\.parquet")
+"""The state of a window is its merged partial results."""
+_ATTEMPT = re.compile(r"\d+-[0-9a-f]{12}")
 _SPANS = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 Content = Literal["rows", "footers", "results", "other"]
@@ -39,6 +44,8 @@ class Request:
     """Bytes of the body that carries data, sent or received."""
     content_range: str = ""
     """Of the answer."""
+    ended: float = 0.0
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ def classify_request(request: Request, place: StorePlace) -> Content:
 
 def classify_key(key: str, place: StorePlace) -> Content:
     """Return what an object holds, by its key below the store's prefix."""
+    if key.startswith(PROBE_PREFIX):
+        return "other"  # what the driver asks of a store at its start
     own = f"{place.pipeline}/"
     if not key.startswith(own):
         return "rows"  # an object of the input
@@ -80,11 +89,20 @@ def classify_key(key: str, place: StorePlace) -> Content:
         return "other"
     if table := _TABLE_FILE.match(rest):
         return _classify_table(table[1], place)
+    state = _WINDOW_STATE.fullmatch(rest)
+    if state and state[1] in place.windows:
+        return "results"
     if rest.startswith("timelines/") and "/slots/" in rest:
         return "other"
-    # Segments of state, the files that tasks and driver exchange, rows that were spliced in.
+    # Other segments of state, the files that tasks and driver exchange, rows that were spliced in.
     moved = rest.startswith(("timelines/", "staging/"))
     return "rows" if moved or rest.endswith((".parquet", ".arrow")) else "other"
+
+
+def name_folder(request: Request, place: StorePlace) -> str:
+    """The folder of an object, with one name for those of all attempts."""
+    folder = (place.get_key(request.path) or "").rpartition("/")[0]
+    return _ATTEMPT.sub("...", folder) + "/"
 
 
 def _classify_table(table: str, place: StorePlace) -> Content:

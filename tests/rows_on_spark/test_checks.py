@@ -69,17 +69,29 @@ def test_store_names_who_moved_rows(kind: str) -> None:
     found = make_evidence()
     found.requests.append(fetch(10, kind, 26_200_000))
     assert list_failed(found) == ["store"]
-    assert run_checks(found)["store"] == [f"{kind} moved 26.2 MB of rows"]
+    assert run_checks(found)["store"] == [f"{kind} moved 26.2 MB of rows, most in inbox/"]
 
 
 def test_store_bounds_the_window_results_of_an_epoch() -> None:
-    """The driver may merge and write them up to the bound."""
+    """The driver may merge and write them up to the bound, and keep them as state."""
     found = make_evidence()
-    path = "/bucket/here/p/timelines/0/tables/w/1-a/1.parquet"
-    found.requests.append(Request(10, "driver", "PUT", path, RESULT_BOUND))
+    half, attempt = RESULT_BOUND // 2, "000001-ab12cd34ef56"
+    table = f"/bucket/here/p/timelines/0/tables/w/{attempt}/1.parquet"
+    state = f"/bucket/here/p/timelines/0/state/{attempt}/window-w-00000.parquet"
+    found.requests.append(Request(10, "driver", "PUT", table, half, ended=5.0))
+    found.requests.append(Request(10, "driver", "PUT", state, half, ended=6.0))
+    found.requests.append(Request(20, "jvm", "GET", state, half, ended=12.0))  # the next epoch
     assert list_failed(found) == []
-    found.requests.append(Request(10, "driver", "PUT", path, 1))
+    found.requests.append(Request(20, "jvm", "GET", state, 1, ended=7.0))
     assert list_failed(found) == ["store"]
+
+
+def test_store_does_not_count_the_probe() -> None:
+    """A driver asks at its start what the store does with objects of its own."""
+    found = make_evidence()
+    probe = "/bucket/here/tidegate-probe/ab12"
+    found.requests.append(Request(10, "driver", "PUT", probe, 4 * MEGABYTE))
+    assert list_failed(found) == []
 
 
 @pytest.mark.parametrize(

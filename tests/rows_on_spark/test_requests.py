@@ -21,7 +21,11 @@ ATTEMPT = "000001-ab12cd34ef56"
     [
         ("inbox/s0/1.parquet", "rows"),
         ("inbox/s0/1.json", "rows"),
-        (f"p/timelines/0/state/{ATTEMPT}/waiting.parquet", "rows"),
+        ("tidegate-probe/ab12", "other"),
+        (f"p/timelines/0/state/{ATTEMPT}/order-00000-ab12cd34ef56.parquet", "rows"),
+        (f"p/timelines/0/state/{ATTEMPT}/window-per_key-00000.parquet", "results"),
+        (f"p/timelines/0/state/{ATTEMPT}/window-other-00000.parquet", "rows"),
+        (f"p/timelines/0/state/{ATTEMPT}/reducer-per_key.parquet", "rows"),
         (f"p/timelines/0/tables/events/{ATTEMPT}/1.parquet", "rows"),
         (f"p/timelines/0/tables/late/{ATTEMPT}/1.parquet", "rows"),
         (f"p/timelines/0/tables/dead_letters/{ATTEMPT}/1.parquet", "rows"),

@@ -24,8 +24,6 @@ from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor, SealedQuery
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
-_IN_CI = ("clicks", "rocksdb-2")
-
 
 def test_the_proof_waits_for_no_batch_without_rows(tmp_path: Path) -> None:
     """Spark runs it only in the start that ran the batch before, so after a restore it may never come."""
@@ -78,16 +76,12 @@ def test_the_proof_ends_when_two_files_are_one_batch() -> None:
     assert Join.count_files(None) == 0
 
 
+# In CI, `test_jobs_matrix.py`, `test_bucket_jobs.py` and `test_jobs_airflow.py` kill and restore jobs.
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(
-    ("app", "name"),
-    [
-        pytest.param(*pair, marks=() if pair == _IN_CI else pytest.mark.long)
-        for pair in product(APPS, COMBINATIONS)
-    ],
-)
+@pytest.mark.parametrize(("app", "name"), list(product(APPS, COMBINATIONS)))
 def test_kills_and_restores_do_not_show_in_the_sinks(app: str, name: str, tmp_path: Path) -> None:
     """The sinks hold the rows of the undisturbed run, for each kind of state."""
     dice = random.Random(name)

@@ -16,7 +16,7 @@ _PATIENCE = 300.0  # seconds; the machine may be busy
 _DRIVER = """
 import sys
 from tidegate.jobs.sealed_queries.jvm_watchdog import JvmWatchdog
-JvmWatchdog(int(sys.argv[1]), lambda: 0.0)
+JvmWatchdog(int(sys.argv[1]), lambda: 0.0)._send_sign()
 print("watched", flush=True)
 input()
 """

@@ -51,6 +51,8 @@ def test_a_submitted_job_is_killed_and_goes_on(tmp_path: Path, expected: dict[st
         job.read_line()
 
 
+# In CI, a standby takes over under Airflow in `tests/e2e/test_airflow_submit.py`.
+@pytest.mark.long
 def test_a_standby_takes_over(tmp_path: Path, expected: dict[str, object]) -> None:
     """It waits, seals on when the driver is killed, and ends when the job is stopped."""
     with closing(KilledJob(tmp_path / "job", {}, Clicks, _FILES)) as job:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from tests.engine.harness import Bench, row, spec_of
 from tests.sinks.flight_tables import make_world
 from tests.sinks.table_checks import InlinePool
 
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.engine.file_footers import FileFooter, note_footers
 from tidegate.jobs.sinks import table_follower
 from tidegate.jobs.sinks.iceberg_catalog import StoreFileIO
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
@@ -91,6 +94,24 @@ def test_footers_are_read_at_the_same_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(table_follower, "describe_data_file", describe)
     follower.follow(world.log)
     assert met[0]
+
+
+def test_a_footer_that_a_task_has_sent_is_not_read(tmp_path: Path) -> None:
+    """What the table says of a file is the same; the file itself is not opened."""
+    world = make_world(tmp_path)
+    first, second = (world.seal(1, ("events",), rows=3).files["events"][0].key for _ in "ab")
+    data = world.store.get(second).data
+    footer = FileFooter.pack(pq.read_metadata(io.BytesIO(data)), len(data))
+    note_footers(world.store, {second: footer})
+    world.store.put(second, b"gone")
+    sink = world.sink()
+    sink.follow(world.log)
+    files = sink.open_table("events").inspect.files().to_pylist()
+    found = {file["file_path"]: file for file in files}
+    read, known = (found[world.store.uri(key)] for key in (first, second))
+    assert (known["record_count"], known["file_size_in_bytes"]) == (3, len(data))
+    for field in ("null_value_counts", "value_counts", "split_offsets"):
+        assert known[field] == read[field]
 
 
 def test_a_commit_rewrites_no_more_entries_in_a_longer_table(tmp_path: Path) -> None:

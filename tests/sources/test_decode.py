@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.avro import AvroError, read_avro_file
 from tidegate.jobs.sources.object_decoding import decode_to_parquet
 from tidegate.jobs.sources.object_inspection import describe_encoded_object, read_footer
+from tidegate.jobs.sources.orc import read_orc_file, read_writer_zone
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 
@@ -97,13 +98,12 @@ def test_a_name_that_differs_in_case_only_is_another_column(tmp_path: Path) -> N
     assert [(r.bad, r.values["item"]) for r in rows] == [(None, "a")]
 
 
-@pytest.mark.parametrize("form", ["json", "csv"])
+@pytest.mark.parametrize("form", ["json", "csv", "parquet"])
 def test_declared_names_that_differ_in_case_only_are_refused(form: str) -> None:
-    """Both columns would get one value; Parquet tells them apart."""
+    """Both columns would get one value."""
     schema = {"at": "timestamp", "ID": "long", "id": "long"}
     with pytest.raises(ValueError, match="ID and id differ in upper and lower case only"):
         spec(schema=schema, format=form)
-    assert list(spec(schema=schema).sources["a"].columns) == ["at", "ID", "id"]
 
 
 def test_csv_without_header(tmp_path: Path) -> None:
@@ -144,6 +144,49 @@ def test_orc(tmp_path: Path) -> None:
     rows, part = read({"1.orc": sink.getvalue()}, tmp_path, format="orc")
     assert plain(rows) == GOOD
     assert part.parts[0]["columns"]["amount"] == "int32"
+
+
+def orc_of_spark(zone: bytes, *times: datetime) -> bytes:
+    """An ORC file as Spark writes it, in a zone whose name has three letters, as Arrow's GMT."""
+    noted = {"spark.sql.catalyst.type": "timestamp"}
+    names = [pa.field("at", pa.timestamp("us"), metadata=noted), pa.field("item", pa.string())]
+    rows = pa.table([[*times], ["a"] * len(times)], schema=pa.schema(names))
+    sink = io.BytesIO()
+    orc.write_table(rows, sink, compression="uncompressed")
+    return sink.getvalue().replace(b"GMT", zone)
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours"), [(b"GMT", 0), (b"PRC", 8), (b"EST", -5)], ids=lambda given: str(given)
+)
+def test_timestamps_that_spark_wrote_to_orc_are_instants(
+    tmp_path: Path, zone: bytes, hours: int
+) -> None:
+    """Of the zone of their writer, which the file names, as the same rows are in Parquet.
+
+    The source's own zone is for times that name none.
+    """
+    local = START.replace(tzinfo=None) + timedelta(hours=hours)
+    given = orc_of_spark(zone, local, local + timedelta(seconds=1))
+    schema = {"at": "timestamp", "item": "string"}
+    for name, rule in (("plain", {}), ("zoned", {"timezone": "Asia/Tokyo"})):
+        rows, _ = read({"1.orc": given}, tmp_path / name, format="orc", schema=schema, **rule)
+        assert [row.bad or row.values["at"] - TICK for row in rows] == [0, 1_000_000]
+
+
+@pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_the_zone_of_a_writer_of_orc_is_found_in_every_codec(codec: str) -> None:
+    """The parts of a file that name it are compressed as its rows are."""
+    sink = io.BytesIO()
+    orc.write_table(pa.table({"long_name" * 30: [START] * 9}), sink, compression=codec)
+    file = orc.ORCFile(io.BytesIO(sink.getvalue()))
+    assert file.compression == codec.upper()
+    assert read_writer_zone(sink.getvalue(), file) == "GMT"
+
+
+def test_an_orc_file_of_spark_without_rows_has_instants_too() -> None:
+    """It has no part that names a zone."""
+    assert str(read_orc_file(orc_of_spark(b"PRC"))["at"].type) == "timestamp[ns, tz=UTC]"
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])

@@ -113,7 +113,7 @@ def compute_window(spec: PipelineSpec, frame: Frame) -> list[dict[str, Any]]:
         for name, what in spec.windows["w"].aggregates.items():
             if what.function is AggregateFunction.COLLECT:
                 row[name] = list(row[name])
-    return sorted(rows, key=lambda row: str(row["k"]))
+    return sorted(rows, key=lambda row: str(row.get("k")))
 
 
 def prove_aggregates(session: SparkSession) -> tuple[set[str], set[str], list[str]]:
@@ -135,6 +135,25 @@ def prove_aggregates(session: SparkSession) -> tuple[set[str], set[str], list[st
     ]
     names = {n: f"{a} {whole.columns.get(a.expression, '')}" for n, a in window.aggregates.items()}
     return {names[n] for n in native}, {names[n] for n in names if n not in native}, wrong
+
+
+def prove_keys(session: SparkSession) -> tuple[set[str], list[str]]:
+    """(proven, differences) of columns of every type as keys."""
+    whole, table = make_spec(), make_rows()
+    window = whole.windows["w"]
+    count = {"n": window.aggregates["a0"]}
+    wrong, proven = [], set()
+    for i, kind in enumerate(VALUES):
+        own = window.model_copy(update={"keys": (f"c{i}",), "aggregates": count})
+        spec = whole.model_copy(update={"windows": {"w": own}})
+        found = [
+            sorted(compute_window(spec, frame), key=lambda row: str(row[f"c{i}"]))
+            for frame in (DuckFrame.from_table(table), session.createDataFrame(table))
+        ]
+        proven.add(f"key of type {kind}")
+        if not same(*found):
+            wrong.append(f"key of type {kind}: DuckDB {found[0]!r}, Spark {found[1]!r}")
+    return proven, wrong
 
 
 def list_conditions() -> dict[str, str]:
@@ -274,8 +293,9 @@ def prove(session: SparkSession) -> tuple[str, list[str]]:
     conditions, more = prove_conditions(session)
     expressions, others, found = prove_expressions(session)
     casts, lossy, differ = prove_casts(session)
-    proven, left = proven | conditions | expressions | casts, left | others | lossy
-    wrong = [*wrong, *more, *found, *differ]
+    keys, unlike = prove_keys(session)
+    proven, left = proven | conditions | expressions | casts | keys, left | others | lossy
+    wrong = [*wrong, *more, *found, *differ, *unlike]
     line = f"{len(proven)} functions proven, {len(left)} on Spark SQL, {len(wrong)} differ"
     return line, wrong
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scheduling import sample_in_ci
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def windows_of(draw: random.Random) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)  # a case is some 60 small jobs; on a loaded machine each takes seconds
-@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("seed", sample_in_ci(range(CASES), 2))
 def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
     """On equal cuts and decisions both movers give the same surveys, tables, counters and
     positions, epoch by epoch.
@@ -91,7 +92,7 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sample_in_ci([1, 2], 1))
 def test_movers_agree_on_spark_sql(session: SparkSession, tmp_path: Path, seed: int) -> None:
     """Spark SQL computes the outputs that the driver computes by itself elsewhere."""
     run_case(session, tmp_path, seed, epochs=2, native=False)

@@ -19,7 +19,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
 from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.spark import expression_tasks, late_sessions, mover, task_epochs
+from tidegate.jobs.spark import expression_tasks, late_sessions, mover, python_tasks, task_epochs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ LETTER = ("reason", "detail", "object", "row", "_source", "_partition", "_seq")
 @pytest.fixture
 def _only_expression_tasks(only_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark SQL evaluates the rows of every cut, between Python tasks."""
-    monkeypatch.delattr(task_epochs, "run_read_job")
+    monkeypatch.delattr(python_tasks, "run_read_job")
 
 
 def put_rows(pair: Pair, draw: random.Random, epoch: int) -> None:
@@ -106,7 +106,7 @@ def test_tasks_agree_with_the_oracle(
     """Surveys, tables and counters, with barriers, late and dead rows, and ordered events."""
     draw = random.Random(what)
     if what != "cast":  # an epoch without objects has none
-        monkeypatch.delattr(task_epochs, "run_read_job")
+        monkeypatch.delattr(python_tasks, "run_read_job")
     # One unit has slices of several plans, or each has one slice.
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1 if what == "rules" else 1_200_000)
     marks = {"barriers": {"kind": "kind", "types": ["stop"]}}

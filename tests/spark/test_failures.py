@@ -18,6 +18,7 @@ from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
     SparkSessions,
+    detect_large_results,
     detect_lost_executors,
     extract_cause,
 )
@@ -68,3 +69,16 @@ def test_lost_executors_are_the_worlds_fault() -> None:
     found = detect_lost_executors("p", RuntimeError(words))
     assert found is not None
     assert found.code == "spark.executors_lost"
+
+
+def test_results_beyond_the_bound_end_the_driver() -> None:
+    """In the words of Spark's scheduler; the same epoch would fail again."""
+    words = (
+        "Job aborted due to stage failure: Total size of serialized results of 2 tasks (17.0 MiB)"
+        " is bigger than spark.driver.maxResultSize (16.0 MiB)"
+    )
+    found = detect_large_results("p", RuntimeError(words))
+    assert found is not None
+    assert found.code == "spark.results_too_large"
+    assert "17.0 MiB" in str(found)
+    assert detect_large_results("p", RuntimeError("no such tide")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,22 +31,21 @@ def row(second: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "range_bytes"),
+    ("release", "range_bytes"),
     [
-        ("ordered", 1),
-        ("ordered", RANGE_BYTES),
-        ("pass_through", RANGE_BYTES),
+        ({"mode": "ordered", "glom": {"dt": "2s", "max_rows": 3}}, 1),
+        ({"mode": "ordered", "glom": {"dt": "20s", "stamp": "mean"}}, RANGE_BYTES),
+        ({"on_late": "emit_flagged", "glom": {"dt": "2s", "stamp": "latest"}}, 1),
+        ({"mode": "pass_through"}, RANGE_BYTES),
     ],
 )
 def test_tasks_in_this_process_agree_with_the_oracle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, range_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: dict[str, Any], range_bytes: int
 ) -> None:
-    """In order by one task or by ranges, and as rows come."""
+    """In order by one task or by ranges, with built events, and as rows come."""
     monkeypatch.setattr(task_events, "RANGE_BYTES", range_bytes)
     rules = {"known": {"predicate": "n <> 31"}}
-    spec = spec_of(
-        {"a": {"lag": "2s"}, "b": {"rules": rules}}, windows=WINDOWS, release={"mode": mode}
-    )
+    spec = spec_of({"a": {"lag": "2s"}, "b": {"rules": rules}}, windows=WINDOWS, release=release)
     session: Any = LocalSession()
     pair = Pair(spec, session, tmp_path)
     with closing(pair.spark):
@@ -54,6 +54,23 @@ def test_tasks_in_this_process_agree_with_the_oracle(
             pair.put("b", [row(second + 1) for second in seconds])
             pair.run(number * SECOND, done=number == len(EPOCHS) - 1)
     assert any(moved.counters.late_by_output for moved in pair.sides["spark"].moved)
+    assert bool(pair.table("built")) == ("glom" in release)
+
+
+def test_keys_of_floats_agree_with_the_oracle(tmp_path: Path) -> None:
+    """All NaN are one key, also those of state, and -0.0 is 0.0."""
+    session: Any = LocalSession()
+    keyed = {name: {**window, "keys": ["v"]} for name, window in WINDOWS.items()}
+    pair = Pair(spec_of(windows=keyed), session, tmp_path)
+    values = [0.1, 0.0, -0.0, math.nan, -math.nan, None, 0.1]
+    with closing(pair.spark):
+        for number in range(4):
+            rows = [{**row(number * 4 + i), "v": value} for i, value in enumerate(values)]
+            pair.put("a", rows)
+            pair.put("b", rows[::-1])
+            pair.run(number * SECOND, done=number == 3)
+    keys = {str(found["v"]) for found in pair.table("t")}
+    assert keys == {"0.0", "0.1", "nan", "None"}
 
 
 def test_spark_sql_is_refused_by_the_name_of_what_it_needs(tmp_path: Path) -> None:

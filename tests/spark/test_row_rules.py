@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
+from tests.spark.local_session import LocalSession
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.spec_checks import judge_with_spark, require_no_mistakes
 from tidegate.jobs.rules.native_support import explain_spark_rows
@@ -99,19 +100,17 @@ def test_both_movers_judge_alike(
         assert moved.counters.filtered == moved.counters.per_source["c"]["filtered"] > 10
 
 
-def test_rows_that_are_only_counted_need_no_jvm(tmp_path: Path) -> None:
-    """DuckDB filters, selects, warns and drops; Spark writes dead letters only."""
+def test_rows_that_are_only_counted_need_no_spark_sql(tmp_path: Path) -> None:
+    """Tasks filter, select, warn and drop."""
     rules = {"low": {"predicate": "n < 50"}, "even": {"predicate": "n % 2 = 0", "severity": "drop"}}
     source = {**SELECTED, "where": "n > 20", "rules": rules}
-    # Built events keep the rows in the driver.
-    glom = {"glom": {"dt": "1s"}}
-    spec = spec_of({"a": source}, windows={"w": WINDOW}, release=glom)
-    pair = Pair(spec, None, tmp_path)
+    spec = spec_of({"a": source}, windows={"w": WINDOW})
+    session: Any = LocalSession()
+    pair = Pair(spec, session, tmp_path)
     pair.put("a", [{**row, "t": row["t"] or 0} for row in random_rows(random.Random(3), 60)])
     moved, _ = pair.run(SECOND)
     counts = moved.counters.per_source["a"]
     assert counts.keys() > {"filtered", "rule:low", "rule:even", "rule_warned", "released"}
-    assert not pair.spark._sessions.is_started
 
 
 def test_nested_fields_and_json_are_selected(session: SparkSession, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.scheduling import sample_in_ci
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.session_cases import run_case
 from tidegate.errors import PoisonError
@@ -43,12 +44,13 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
         return SimpleNamespace(stop=lambda: None)
 
     monkeypatch.setattr(mover, "open_session", open_nothing)
-    monkeypatch.setattr(mover, "start_workers", lambda *_: None)
-    monkeypatch.setattr(task_epochs, "run_read_job", run_here)
+    runner = SimpleNamespace(start_workers=lambda *_: None, run_read_job=run_here)
+    for module in (mover, task_epochs):
+        monkeypatch.setattr(module, "choose_runner", lambda _: runner)
     return jobs
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", sample_in_ci(range(6), 4))
 def test_sessions_are_those_of_the_oracle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,7 +144,7 @@ def test_a_row_at_the_bounds_of_a_live_session_joins_it(
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("only_tasks")
-@pytest.mark.parametrize("seed", [2, 4])
+@pytest.mark.parametrize("seed", sample_in_ci([2, 4], 1))
 def test_sessions_of_spark_tasks_are_those_of_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -1,0 +1,340 @@
+"""Runs the kernel (`jobs.rows`) in the Python tasks of a Spark Connect session.
+
+Such a session has neither RDDs nor accumulators. A job is `mapInArrow` over a frame with one
+partition for each unit of work, and what a task says and what it keeps are rows of one frame. The
+orders are part of the plan, so they name no keys: the workers have those of the server's hosts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+
+from tidegate.errors import TransientError
+from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
+from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.event_files import (
+    CutPiece,
+    CutSummary,
+    EventsOrder,
+    FileAnswer,
+    RangesOrder,
+    Shipped,
+    cut_rows,
+    write_targets,
+    write_unit_events,
+)
+from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
+from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
+from tidegate.jobs.rows.topic_reading import require_settings
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from .python_tasks import (
+    KeptRows,
+    StoreSample,
+    build_events,
+    describe_units,
+    import_libraries,
+    log_files,
+    prepare_worker,
+    sort_file_answers,
+    sort_inspections,
+    sort_unit_answers,
+)
+from .spark_session import SPARK_ERRORS, SparkSessions
+
+_ROWS: Final = (
+    StructType()
+    .add("unit", IntegerType())  # or the target that a row is for
+    .add("kind", StringType())
+    .add("data", BinaryType())
+)
+_ANSWER: Final = "answer"
+"""What a task says, pickled."""
+_KEPT: Final = "kept"
+"""Rows that a read job keeps, as an Arrow stream."""
+_WAITED: Final = "waited"
+"""Rows of a segment, as an Arrow stream."""
+_SUMMARY: Final = "summary"
+"""What a task that cuts rows tells a target, pickled."""
+_MANY: Final = 1024
+"""Not less than the tasks that a server runs at a time."""
+_pickle: Any = CPickleSerializer()
+_Batches = Iterator[pa.RecordBatch]
+
+
+class KeptFrame(KeptRows):
+    """As `KeptRows`, on a server."""
+
+    def discard(self) -> None:
+        """Give up the rows; those of a server that is gone are gone with it."""
+        with suppress(*SPARK_ERRORS):
+            super().discard()
+
+
+def run_read_job(
+    sessions: SparkSessions,
+    order: ReadOrder,
+    units: list[ReadUnit],
+    variables: Mapping[str, str] | None = None,
+) -> tuple[list[UnitAnswer], KeptRows | None]:
+    """Do what `python_tasks.run_read_job` does.
+
+    Raises:
+        PySparkException: a task failed, or the server is gone.
+        PoisonError: an answer did not arrive.
+    """
+    assert not variables  # noqa: S101 - see `build_settings_variable`
+    if not units:
+        return [], None
+    # A job that runs again must not find the rows of the first one.
+    body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
+    rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
+    keeps = order.spec.outputs.events and not order.gone
+    kept = KeptFrame(rows, len(units)) if keeps else None
+    if kept is not None:
+        rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        return sort_unit_answers(order, units, _collect_answers(rows)), kept
+    except BaseException:
+        if kept is not None:  # the server would hold them until it ends
+            kept.discard()
+        raise
+
+
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
+    """Write the kept rows of each unit, whose slices begin at these positions."""
+    body = partial(_write_unit_rows, _pickle.dumps((order, firsts)))
+    files = _select_pieces(kept).mapInArrow(body, _ROWS)
+    return sort_file_answers(order, _collect_answers(files), kept.units)
+
+
+def run_release_job(
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+) -> list[FileAnswer]:
+    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
+    packed = _pickle.dumps(order)
+    if not shuffle:
+        files = rows.coalesce(1).mapInArrow(partial(_release_rows, packed), _ROWS)
+        return sort_file_answers(order, _collect_answers(files), 1)
+    targets = order.firsts[-1]
+    shipped = rows.mapInArrow(partial(_cut_rows, packed), _ROWS)
+    ranges = shipped.repartitionById(targets, "unit")
+    files = ranges.mapInArrow(partial(_write_ranges, packed), _ROWS)
+    return sort_file_answers(order, _collect_answers(files), targets)
+
+
+def run_build_job(sessions: SparkSessions, order: BuildOrder) -> BuildAnswer:
+    """Write built events, in one task.
+
+    Raises:
+        PySparkException: the task failed, or the server is gone.
+    """
+    body = partial(_build_events, _encode_units([order]))
+    (answer,) = _collect_answers(_start_tasks(sessions.full, 1).mapInArrow(body, _ROWS))
+    log_files("built", order.folders, [answer])
+    return cast(BuildAnswer, answer)
+
+
+def run_inspection_job(
+    sessions: SparkSessions, units: list[InspectionUnit]
+) -> list[InspectionAnswer]:
+    """Inspect the objects of each unit in a task, and return the answers in the order of the units.
+
+    Raises:
+        PySparkException: a task failed, or the server is gone.
+    """
+    body = partial(_describe_units, _encode_units(units))
+    found = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
+    return sort_inspections(_collect_answers(found))
+
+
+def start_workers(
+    session: SparkSession,
+    variables: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = (),
+    sample: StoreSample | None = None,
+    spec: PipelineSpec | None = None,
+) -> None:
+    """Start as many workers as run at a time, and let them import the kernel and libraries.
+
+    Raises:
+        PySparkException: they have not tidegate, do not see the object of `sample`, or lack a
+            variable of the topics of `spec`.
+    """
+    assert not variables  # noqa: S101 - as in `run_read_job`
+    body = partial(_import_kernel, tuple(libraries), sample, spec)
+    # Without a number of partitions there are as many as the server runs tasks at a time.
+    session.range(_MANY).mapInArrow(body, _ROWS).collect()
+
+
+def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
+    """A frame with one row, and no data, for each of so many tasks."""
+    rows = session.range(0, tasks, 1, tasks)
+    return rows.selectExpr("CAST(id AS int) AS unit", f"'{_ANSWER}' AS kind", "X'' AS data")
+
+
+def _select_pieces(kept: KeptRows) -> DataFrame:
+    """The rows that tasks keep; answers without their data say which unit has none."""
+    data = f"IF(kind = '{_KEPT}', data, X'') AS data"
+    rows: DataFrame = kept.pieces.selectExpr("unit", "kind", data)
+    return rows
+
+
+def _collect_answers(rows: DataFrame) -> list[Any]:
+    """What tasks say; nothing else of the frame leaves Spark."""
+    answers = rows.where(f"kind = '{_ANSWER}'").select("data")
+    return [_pickle.loads(row.data) for row in answers.collect()]
+
+
+def _encode_units(units: Sequence[Any]) -> list[bytes]:
+    """Units as a plan carries them: a task unpacks only its own."""
+    return [_pickle.dumps(unit) for unit in units]
+
+
+# The bodies of tasks
+
+
+def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches) -> _Batches:
+    prepare_worker()
+    order: ReadOrder = _pickle.loads(packed)
+    for place in _list_units(batches):
+        unit: ReadUnit = _pickle.loads(units[place])
+        reading = read_unit(order, unit)
+        yield _make_row(place, _ANSWER, _pickle.dumps((reading.answer, reading.report)))
+        if reading.kept is not None:
+            for piece in encode_kept_rows(unit.number, reading.kept):
+                yield _make_row(place, _KEPT, piece.data.to_pybytes())
+
+
+def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
+    prepare_worker()
+    order, firsts = _pickle.loads(packed)
+    units, pieces = _read_pieces(batches)
+    for unit in units:
+        own = [piece for piece in pieces if piece.unit == unit]
+        yield _make_answer(write_unit_events(order, firsts, unit, own))
+
+
+def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
+    prepare_worker()
+    units, pieces = _read_pieces(batches)
+    for unit in units:
+        own = [piece for piece in pieces if piece.unit == unit]
+        for target, item in cut_rows(_pickle.loads(packed), unit, own):
+            if isinstance(item, CutPiece):
+                kind = _WAITED if item.waited else _KEPT
+                yield _make_row(target, kind, item.data.to_pybytes())
+            else:
+                yield _make_row(target, _SUMMARY, _pickle.dumps(item))
+
+
+def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
+    prepare_worker()
+    yield from _make_answers(write_targets(_pickle.loads(packed), _read_shipped(batches)))
+
+
+def _release_rows(packed: bytes, batches: _Batches) -> _Batches:
+    prepare_worker()
+    order: RangesOrder = _pickle.loads(packed)
+    _, pieces = _read_pieces(batches)
+    yield from _make_answers(write_targets(order, cut_rows(order, 0, pieces)))
+
+
+def _describe_units(units: list[bytes], batches: _Batches) -> _Batches:
+    yield from _make_answers(describe_units(_decode_units(units, batches)))
+
+
+def _build_events(orders: list[bytes], batches: _Batches) -> _Batches:
+    yield from _make_answers(build_events(_decode_units(orders, batches)))
+
+
+def _import_kernel(
+    libraries: Sequence[str],
+    sample: StoreSample | None,
+    spec: PipelineSpec | None,
+    batches: _Batches,
+) -> _Batches:
+    for _ in batches:  # a worker whose input is not read is lost
+        pass
+    import_libraries(libraries)
+    if sample is not None:
+        _require_sample(sample)
+    if spec is not None:
+        require_settings(spec)
+    yield from ()
+
+
+def _require_sample(sample: StoreSample) -> None:
+    """Refuse a host that does not see what the driver sees.
+
+    Raises:
+        TidegateError: the store refuses the host's keys, or it has none.
+        FileNotFoundError: the object is not there: it is another store.
+    """
+    store = open_task_store(sample.store)
+    try:
+        found = store.stat(sample.key)
+    except TransientError:
+        return  # says nothing about keys
+    if sample.is_there and found is None:
+        raise FileNotFoundError(f"{sample.key} is not in {sample.store} as this host sees it")
+
+
+def _list_units(batches: _Batches) -> list[int]:
+    """The units of a task, whose whole input is read."""
+    return [unit for batch in batches for unit in batch["unit"].to_pylist()]
+
+
+def _decode_units(units: list[bytes], batches: _Batches) -> list[Any]:
+    """The units of a task."""
+    return [_pickle.loads(units[place]) for place in _list_units(batches)]
+
+
+def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:
+    """The units of a task, and all that was kept of them."""
+    units, pieces = [], []
+    for unit, kind, data in _read_rows(batches):
+        if kind == _KEPT:
+            pieces.append(KeptPiece(unit, data))
+        else:
+            units.append(unit)
+    return units, pieces
+
+
+def _read_shipped(batches: _Batches) -> Iterator[Shipped]:
+    for target, kind, data in _read_rows(batches):
+        if kind == _SUMMARY:
+            yield target, cast(CutSummary, _pickle.loads(data))
+        else:
+            yield target, CutPiece(data, kind == _WAITED)
+
+
+def _read_rows(batches: _Batches) -> Iterator[tuple[int, str, pa.Buffer]]:
+    for batch in batches:
+        for row in range(batch.num_rows):
+            unit, kind = batch["unit"][row].as_py(), batch["kind"][row].as_py()
+            yield unit, kind, batch["data"][row].as_buffer()
+
+
+def _make_answers(answers: Iterable[Any]) -> _Batches:
+    return map(_make_answer, answers)
+
+
+def _make_answer(answer: Any) -> pa.RecordBatch:
+    return _make_row(0, _ANSWER, _pickle.dumps(answer))
+
+
+def _make_row(unit: int, kind: str, data: bytes) -> pa.RecordBatch:
+    columns = pa.array([unit], pa.int32()), pa.array([kind]), pa.array([data], pa.binary())
+    return pa.record_batch(dict(zip(_ROWS.names, columns, strict=True)))

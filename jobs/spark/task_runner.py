@@ -1,0 +1,57 @@
+"""Chooses how the kernel reaches Spark's Python tasks: by the session."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+
+from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder
+from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
+from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
+from tidegate.jobs.spec.pipeline import PipelineSpec
+
+from . import frame_tasks, python_tasks
+from .python_tasks import KeptRows, StoreSample
+from .spark_session import SparkSessions
+
+
+class TaskRunner(Protocol):
+    """What the modules `python_tasks` and `frame_tasks` offer; the first says what each does."""
+
+    def run_read_job(
+        self,
+        sessions: SparkSessions,
+        order: ReadOrder,
+        units: list[ReadUnit],
+        variables: Mapping[str, str] | None = None,
+    ) -> tuple[list[UnitAnswer], KeptRows | None]: ...
+
+    def run_events_job(
+        self, kept: KeptRows, order: EventsOrder, firsts: dict[int, int]
+    ) -> list[FileAnswer]: ...
+
+    def run_release_job(
+        self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+    ) -> list[FileAnswer]: ...
+
+    def run_build_job(self, sessions: SparkSessions, order: BuildOrder) -> BuildAnswer: ...
+
+    def run_inspection_job(
+        self, sessions: SparkSessions, units: list[InspectionUnit]
+    ) -> list[InspectionAnswer]: ...
+
+    def start_workers(
+        self,
+        session: SparkSession,
+        variables: Mapping[str, str] | None = None,
+        libraries: Sequence[str] = (),
+        sample: StoreSample | None = None,
+        spec: PipelineSpec | None = None,
+    ) -> None: ...
+
+
+def choose_runner(session: SparkSession) -> TaskRunner:
+    """The runner for a session: Spark Connect has no RDDs and no accumulators."""
+    return python_tasks if hasattr(session, "sparkContext") else frame_tasks
