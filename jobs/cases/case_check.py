@@ -13,7 +13,7 @@ from tidegate.errors import ConfigurationError
 from .case_file import read_case
 from .case_recording import record_expectation
 from .case_report import CaseResult, Verdict
-from .case_run import isolate_spec, make_local_session, run_case
+from .case_run import make_local_session, replace_sources, run_case
 from .table_diff import find_differences
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class CaseRunner:
     """
 
     def __init__(self, spec: PipelineSpec, session: Any) -> None:
-        self._given, self._spec, self._session = spec, isolate_spec(spec), session
+        self._given, self._spec, self._session = spec, replace_sources(spec), session
 
     def check_case(self, path: Path, *, is_recorded: bool = False) -> CaseResult:
         """Run a case and compare; or write what happens into its file."""
@@ -59,11 +59,11 @@ def open_runner(spec: PipelineSpec, *, on_spark: bool = False) -> Iterator[CaseR
         ConfigurationError: the pipeline needs Spark.
     """
     if not on_spark:
-        yield CaseRunner(spec, make_local_session(isolate_spec(spec)))
+        yield CaseRunner(spec, make_local_session(replace_sources(spec)))
         return
     from tidegate.jobs.spark.spark_session import open_session
 
-    session = open_session(isolate_spec(spec))
+    session = open_session(replace_sources(spec))
     try:
         yield CaseRunner(spec, session)
     finally:

@@ -70,7 +70,7 @@ def convert_value(value: Any, kind: pa.DataType) -> Any:
     """Return a value of a case as Arrow takes it for a type; instants are ticks.
 
     Raises:
-        ValueError: it is no value of this type; the message says what one looks like.
+        ValueError: its type is another one; the message says what a value looks like.
     """
     if value is None:
         return None
@@ -156,7 +156,7 @@ def encode_rows(source: SourceSpec, rows: Sequence[CaseRow]) -> tuple[str, bytes
     """
     if not has_text_rows(source):
         return "parquet", _encode_typed(source, rows)
-    values = [_adapt_texts(source, row) for row in rows]
+    values = [_convert_texts(source, row) for row in rows]
     if source.format == "csv" and source.kafka is None:
         return "csv", _encode_csv(source, values)
     return "jsonl", "".join(json.dumps(row) + "\n" for row in values).encode()
@@ -180,7 +180,7 @@ def _convert_in_row(row: CaseRow, name: str, kind: pa.DataType) -> Any:
         raise ValueError(f"{row.place}: {name}: {error}") from None
 
 
-def _adapt_texts(source: SourceSpec, row: CaseRow) -> dict[str, Any]:
+def _convert_texts(source: SourceSpec, row: CaseRow) -> dict[str, Any]:
     """Return the values of a row as its source has them in text; those that do not fit stay.
 
     A row may be wrong on purpose, so that it becomes a dead letter.
@@ -189,11 +189,11 @@ def _adapt_texts(source: SourceSpec, row: CaseRow) -> dict[str, Any]:
     for name, value in found.items():
         declared = source.columns.get(name, "string")
         if isinstance(value, str) and declared not in ("string", "binary"):
-            found[name] = _adapt_text(source, value, declared)
+            found[name] = _convert_text(source, value, declared)
     return found
 
 
-def _adapt_text(source: SourceSpec, value: str, declared: str) -> Any:
+def _convert_text(source: SourceSpec, value: str, declared: str) -> Any:
     unit = source.parse.timestamps
     try:
         if declared == "timestamp" and unit != "iso":

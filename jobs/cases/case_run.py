@@ -54,14 +54,14 @@ class CaseOutcome:
     error: TidegateError | None
 
 
-def isolate_spec(spec: PipelineSpec) -> PipelineSpec:
+def replace_sources(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec with sources in the store of a case, and a Spark of this machine."""
-    sources = {name: _isolate_source(name, one) for name, one in spec.sources.items()}
+    sources = {name: _replace_source(name, one) for name, one in spec.sources.items()}
     spark = spec.spark.model_copy(update={"master": SparkSpec().master})
     return spec.model_copy(update={"sources": sources, "spark": spark})
 
 
-def _isolate_source(name: str, source: SourceSpec) -> SourceSpec:
+def _replace_source(name: str, source: SourceSpec) -> SourceSpec:
     text = source.format if source.format == "csv" else "json"
     return source.model_copy(
         update={
@@ -94,7 +94,7 @@ def run_case(spec: PipelineSpec, case: Case, session: Any) -> CaseOutcome:
     """Run a case.
 
     Args:
-        spec: as `isolate_spec` returns it.
+        spec: as `replace_sources` returns it.
         case: what happens.
         session: a Spark session, or that of `make_local_session`.
 

@@ -41,7 +41,7 @@ _MOST_ATTEMPTS = 3  # an object that turns out damaged is a dead letter in the s
 
 @dataclass
 class SteppedClock(Clock):
-    """A clock that moves only when it is told to.
+    """A clock that moves only by `sleep`.
 
     Attributes:
         wall: microseconds since 1970 UTC.

@@ -132,7 +132,7 @@ def divide_rows(
     """Return the rows that are only wanted, only found, and both. Their order does not count."""
     more, missing, equal = list(found), [], []
     for row in wanted:
-        at = next((i for i, other in enumerate(more) if _are_equal(row, other)), None)
+        at = next((i for i, other in enumerate(more) if _has_equal_values(row, other)), None)
         if at is None:
             missing.append(row)
         else:
@@ -140,9 +140,9 @@ def divide_rows(
     return missing, more, equal
 
 
-def _are_equal(left: Any, right: Any) -> bool:
+def _has_equal_values(left: Any, right: Any) -> bool:
     if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(_are_equal, left, right))
+        return len(left) == len(right) and all(map(_has_equal_values, left, right))
     if isinstance(left, float) and isinstance(right, float):
         # The order of a sum decides its last digits.
         is_close = math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-12)

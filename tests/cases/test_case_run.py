@@ -128,7 +128,7 @@ def test_files_partitions_punctuation_and_silences(tmp_path: Path) -> None:
 
 
 def test_a_record_replaces_the_expectation_alone(tmp_path: Path) -> None:
-    """It keeps the tables, columns and counters, and what stands before and behind."""
+    """It keeps the tables, columns and counters, and what is before and behind."""
     steps = "# why\n" + ROWS + END
     path = write_case(tmp_path, steps)
     assert "--record writes what happens" in check_case(path).problems[0]
@@ -147,13 +147,13 @@ def test_a_record_replaces_the_expectation_alone(tmp_path: Path) -> None:
 def test_a_pipeline_that_needs_spark_is_refused_with_the_reason() -> None:
     """Before anything runs."""
     with (
-        pytest.raises(ConfigurationError, match=r"need Spark: release\.glom"),
-        open_runner(load_spec(PRESETS / "nscldaq.yaml")),
+        pytest.raises(ConfigurationError, match=r"need Spark: window recent: max\(celsius\)"),
+        open_runner(load_spec(PRESETS / "hazelcast.yaml")),
     ):
         pass
 
 
-@pytest.mark.parametrize("preset", ["flink", "pipet", "wire"])
+@pytest.mark.parametrize("preset", ["flink", "nscldaq", "pipet", "wire"])
 def test_the_example_of_a_preset_is_a_case(preset: str) -> None:
     """With the results of a run on Spark; `tests/spec/test_preset_examples.py` compares those."""
     case = PRESETS / "cases" / preset / "input.yaml"
@@ -164,9 +164,9 @@ def test_the_example_of_a_preset_is_a_case(preset: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.parametrize("preset", ["hazelcast", "nscldaq"])
+@pytest.mark.parametrize("preset", ["flink", "hazelcast"])
 def test_the_same_cases_run_on_spark(preset: str) -> None:
-    """Pipelines that Python tasks cannot compute yet."""
+    """Also of a pipeline that Python tasks cannot compute yet."""
     case = PRESETS / "cases" / preset / "input.yaml"
     with open_runner(load_spec(PRESETS / f"{preset}.yaml"), on_spark=True) as runner:
         assert runner.check_case(case).problems == []
