@@ -19,6 +19,7 @@ from tidegate.checkpoints.restore import RestorePlan
 from tidegate.checkpoints.retention import StorageReport, SweepReport
 from tidegate.checkpoints.slot_index import SlotSummary
 from tidegate.checkpoints.verify import Verification
+from tidegate.jobs.cases.case_report import CaseResult
 from tidegate.jobs.cli.output import SCHEMA_VERSION
 from tidegate.jobs.sealed_queries.state_diff import OperatorDifference
 from tidegate.jobs.spec.spec_changes import SpecChange
@@ -455,6 +456,7 @@ KINDS: Final[dict[str, tuple[str, Any]]] = {
     "storage": ("storage", (StorageReport, StorageMore)),
     "table": ("tables PIPELINE NAME", TableRows),
     "tables": ("tables PIPELINE", list[TableAddress]),
+    "test": ("test", list[CaseResult]),
     "validation": ("validate", list[ValidationReport]),
     "verification": ("checkpoints verify", list[Verification]),
     "warm": ("warm", WarmData),

@@ -43,6 +43,7 @@ _ROOMS = (
             "splice",
             "driver",
             "sealed_queries",
+            "cases",
         )
     ),
     "jobs.cli",

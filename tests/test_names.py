@@ -47,7 +47,9 @@ VERBS = frozenset(_VERB_LIST.split())
 # form. `build_` before each of them would say nothing.
 NAMED_AFTER_RESULT = ("_sql", "_error", "_asset")
 # Entry points of programs, which the tools that call them name.
-ENTRY_POINTS = frozenset({"main", "get_provider_info"})
+ENTRY_POINTS = frozenset(
+    {"main", "get_provider_info", "pytest_addoption", "pytest_collect_file", "tidegate_case"}
+)
 # Older than the rule. This list only gets shorter.
 _OLDER_LIST = """
     bucket_upper_bound canonical_bytes console decide event_columns

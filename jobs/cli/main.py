@@ -13,6 +13,7 @@ import typer
 from tidegate.jobs.driver.leak_reports import close_stderr_at_exit
 
 from . import (
+    case_commands,
     check_replay_quality,
     checkpoint_commands,
     plan_command,
@@ -73,6 +74,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Specs": {
         "init": starter_spec.write_starter_spec,
         "validate": spec_commands.validate_specs,
+        "test": case_commands.run_cases,
         "plan": plan_command.show_plan,
         "deploy": plan_command.deploy_spec,
         "schema": spec_commands.print_json_schema,

@@ -129,8 +129,10 @@ def write_starter_spec(
     """Write a commented spec that reads FILES as they are, with one source per folder.
 
     Formats, columns, event time, units, time zones and lag are taken from at most 10 objects per
-    folder and 10,000 rows of each. A spec that exists is never replaced.
+    folder and 10,000 rows of each. A spec that exists is never replaced. Beside it a first test
+    case is written from the first rows.
     """
+    from tidegate.jobs.cases.first_case import write_first_case
     from tidegate.jobs.spec.loader import parse_spec
 
     folders = _group_by_folder(files)
@@ -141,9 +143,18 @@ def write_starter_spec(
     file = out or (home if home.is_dir() else Path()) / f"{pipeline}.yaml"
     if file.exists():
         raise FILE_EXISTS(file=file, advice="choose another --name or --out")
-    parse_spec(text, where=str(file))
+    spec = parse_spec(text, where=str(file))
     file.write_text(text)
+    objects = {
+        source: (Path(folder, folders[folder][0]), samples[folder].form)
+        for source, folder in zip(spec.sources, samples, strict=True)
+    }
+    case = write_first_case(file, objects)
     output.print_line(f"written: {file}; read its comments, then:")
+    if case is not None:
+        output.print_line(
+            f"  tidegate test {file if out else pipeline} --record  # then read {case}"
+        )
     if inbox:
         output.print_line(f"  tidegate put {pipeline} {' '.join(folders)}")
     output.print_line(f"  tidegate run {file if out else pipeline} --until-end")

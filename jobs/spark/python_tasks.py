@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import structlog
-from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel
+from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel, TaskContext
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
@@ -379,8 +379,11 @@ def _keep_caches(self: zipimport.zipimporter) -> None:
 
 
 def prepare_worker() -> None:
-    """Make what a worker repeats for each task cheap; once in each."""
-    if hasattr(sys, "_tidegate_settled"):
+    """Make what a worker repeats for each task cheap; once in each.
+
+    The process of a `LocalSession` runs tasks itself, and stays as it is.
+    """
+    if hasattr(sys, "_tidegate_settled") or TaskContext.get() is None:
         return
     sys._tidegate_settled = True  # type: ignore[attr-defined]
     # PySpark forgets all imports before each task. Then the directories of its archives are read

@@ -309,7 +309,7 @@ def format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str
     for location, message in mistakes:
         # Rules over several fields name the field at the beginning of their message.
         named = re.match(r"[\w.\-]+(?=: )", message)
-        line = _find_line(raw, (*location, *(named[0].split(".") if named else ())))
+        line = find_line(raw, (*location, *(named[0].split(".") if named else ())))
         field = ".".join(str(part) for part in location)
         field = f"{field or 'spec'}: " if field or named is None else ""
         findings.setdefault((line, message), f"{where}:{line}: {field}{message}")
@@ -384,7 +384,7 @@ def _find_model(annotation: Any) -> Any:
     return next((m for m in models if isinstance(m, type) and issubclass(m, BaseModel)), None)
 
 
-def _find_line(raw: Any, location: Location) -> int:
+def find_line(raw: Any, location: Location) -> int:
     """Return the 1-based line of the deepest part of the location that the YAML has."""
     line, node = 1, raw
     for part in location:

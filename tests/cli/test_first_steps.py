@@ -15,6 +15,7 @@ from tests.cli.conftest import Cli
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import ensure_identity
+from tidegate.jobs.cases.case_file import read_case
 from tidegate.jobs.sinks import published_tables
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.spec.loader import load_spec
@@ -68,6 +69,13 @@ def test_init_writes_a_spec_that_reads_the_files_as_they_are(cli: Cli, shops: Pa
     (window,) = spec.windows.values()
     assert (window.keys, str(window.aggregates["sum_amount"])) == (("Shop Name",), "sum(`amount`)")
     assert cli("validate", "shops").out.count("warning") == 0
+    case = read_case(Path("cases/shops/first.yaml"), spec)
+    assert [str(given.file) for given in case.steps[0].rows.values()] == [
+        "cases/shops/store.jsonl",
+        "cases/shops/web.csv",
+    ]
+    assert len(Path("cases/shops/web.csv").read_text().splitlines()) == 21
+    assert "  tidegate test shops --record  # then read cases/shops/first.yaml" in said.out
 
 
 def test_init_overwrites_nothing_and_needs_a_time(cli: Cli, shops: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.edge_cases import run_case
-from tests.spark.local_session import LocalSession
 from tidegate.jobs.rows.event_files import RANGE_BYTES
-from tidegate.jobs.spark import python_tasks, task_events
+from tidegate.jobs.spark import task_events
+from tidegate.jobs.spark.local_session import LocalSession
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
 WINDOWS = {
@@ -29,12 +29,6 @@ def row(second: int) -> dict[str, Any]:
     """A data row."""
     key = "xyz"[second % 3]
     return {"t": second * SECOND, "kind": "data", "k": key, "n": second, "v": second / 2}
-
-
-@pytest.fixture(autouse=True)
-def leave_process_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker changes its process for good, and this one runs other tests."""
-    monkeypatch.setattr(python_tasks, "prepare_worker", lambda: None)
 
 
 @pytest.mark.parametrize(

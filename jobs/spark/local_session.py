@@ -1,7 +1,7 @@
 """A session without a JVM: the jobs of `python_tasks` run in this process, one task after another.
 
-It has the few operations of RDDs that these jobs use, and refuses all others. So a test of tasks
-needs no Spark, and a pipeline that would need Spark SQL fails by the name of the operation.
+It has the few operations of RDDs that these jobs use, and no others. So test cases of pipelines
+need no Spark, and an epoch that needs Spark SQL fails with an AttributeError of these classes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LocalRows:
 
     def coalesce(self, parts: int) -> LocalRows:
         """All rows in one partition."""
-        assert parts == 1
+        assert parts == 1  # noqa: S101 - the jobs ask for no other number
         return LocalRows(lambda: [self.collect()], 1)
 
     def partitionBy(self, parts: int, choose: Callable[[Any], int]) -> LocalRows:  # noqa: N802
