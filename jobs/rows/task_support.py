@@ -1,9 +1,8 @@
 """Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
 
-from tidegate.jobs.rules.aggregates import list_spark_arguments
+from tidegate.jobs.rules.aggregates import explain_spark_aggregate, list_spark_arguments
 from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.window_specs import AggregateFunction
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
@@ -14,9 +13,9 @@ from .topic_reading import explain_other_topic, list_secret_options
 def explain_other_rows(spec: PipelineSpec) -> str | None:
     """Why the rows of a pipeline do not go through Python tasks; None if they do."""
     for name, window in spec.windows.items():
-        functions = {what.function for what in window.aggregates.values()}
-        if AggregateFunction.SQL in functions or list_spark_arguments(spec):
-            return f"window {name}: an aggregate that only Spark SQL computes"
+        for what in window.aggregates.values():
+            if (reason := explain_spark_aggregate(what, spec.columns)) is not None:
+                return f"window {name}: {reason}"
     for name, source in spec.sources.items():
         if source.kafka is None:
             continue

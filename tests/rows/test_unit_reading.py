@@ -285,7 +285,7 @@ def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
         (
             {},
             {"windows": {"w": {**WINDOW, "aggregates": {"d": "approx_distinct(t)"}}}},
-            "window w: an aggregate that only Spark SQL computes",
+            "window w: approx_distinct(t) over timestamp",
         ),
     ],
 )
