@@ -9,17 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import pytest
-
-from tidegate.jobs.spark import mover, python_tasks
-
-
-def run_tasks_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let movers that open a session of their own have a `LocalSession`."""
-    session: Any = LocalSession()
-    monkeypatch.setattr(python_tasks, "prepare_worker", lambda: None)
-    monkeypatch.setattr(mover, "open_session", lambda _: session)
-
 
 class LocalSession:
     """What `SparkMover` takes for a session."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.local_session import LocalSession
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
@@ -14,6 +13,7 @@ from tidegate.jobs.cli.check_replay_quality import _read_epoch_and_parent, _repl
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
 from tidegate.jobs.engine.recorded_epochs import find_own_spec
 from tidegate.jobs.spark import mover
+from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.loader import load_spec
 
 SPEC = """\

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.local_session import run_tasks_in_process
 from tidegate.checkpoints.deployed_specs import (
     DeployedDocument,
     make_copy,
@@ -17,6 +16,8 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, FencedError, TransientError
 from tidegate.jobs.driver.launch_spec import LaunchSpec, choose_launch_spec, make_file_launch
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
+from tidegate.jobs.spark import mover
+from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec, load_spec
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -64,7 +65,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    run_tasks_in_process(monkeypatch)
+    monkeypatch.setattr(mover, "open_session", lambda _: LocalSession())
     return Place(tmp_path)
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
-from tests.spark.local_session import LocalSession
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.spec_checks import judge_with_spark, require_no_mistakes
 from tidegate.jobs.rules.native_support import explain_spark_rows
+from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.oracle.mover import OracleMover
 from tests.spark.agreement import SECOND, Pair, Row, spec_of, table_of
-from tests.spark.local_session import LocalSession
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
@@ -23,6 +22,7 @@ from tidegate.jobs.rows import cut_division
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spark import mover, python_tasks
+from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 DELTA, ICEBERG = Member("d"), Member("i")
