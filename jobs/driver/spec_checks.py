@@ -1,6 +1,7 @@
 """Finds mistakes of a spec that only its use would show.
 
-They are in columns, types and functions of expressions, and in functions of reducers.
+They are in columns, types and functions of expressions, in functions of reducers, and in the length
+of windows.
 
 DuckDB judges expressions on a table without rows, and judges Spark SQL after a translation by
 sqlglot. What the translation does not cover is not a mistake: Spark judges it before the lease is
@@ -33,6 +34,9 @@ _UNREPEATABLE = frozenset(
 )
 _ROW_COLUMNS = {"_source": "string", "_partition": "string", "_seq": "long"}
 _STREAM_COLUMNS = {"position": "long", "stream_time": "timestamp", "_id": "string"}
+_LONGEST_SPAN = 400_000 * 86_400_000_000
+"""In ticks: with times of years of four digits, no sum leaves int64."""
+_SPAN_TOO_LONG = "must be at most 400,000 days: windows end in years of four digits"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class SqlField:
 
 def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[SqlField]]:
     """Return the mistakes with their fields, and the expressions that only Spark can judge."""
-    mistakes: list[tuple[Location, str]] = []
+    mistakes = [(place, _SPAN_TOO_LONG) for place in _list_long_spans(spec)]
     unjudged = []
     for field in _list_expressions(spec):
         try:
@@ -79,6 +83,13 @@ def find_mistakes(spec: PipelineSpec) -> tuple[list[tuple[Location, str]], list[
         except ConfigurationError as error:
             mistakes.append((("reducers", name, "function"), error.message))
     return mistakes, unjudged
+
+
+def _list_long_spans(spec: PipelineSpec) -> Iterator[Location]:
+    for name, window in spec.windows.items():
+        for field in ("size", "slide", "gap"):
+            if (getattr(window, field) or 0) > _LONGEST_SPAN:
+                yield ("windows", name, field)
 
 
 def require_no_mistakes(spec: PipelineSpec) -> list[SqlField]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -103,10 +103,6 @@ class Aggregate(SpecModel):
         return f"{self.function.value}({inner})"
 
 
-_LONGEST_SPAN: Final = 400_000 * 86_400_000_000
-"""In ticks: with times of years of four digits, no sum leaves int64."""
-
-
 class WindowSpec(SpecModel):
     """One window of a pipeline: its shape, keys, aggregates and life.
 
@@ -176,8 +172,6 @@ class WindowSpec(SpecModel):
             if present != (name in needs):
                 verb = "needs" if name in needs else "has no"
                 yield f"a {self.kind.value} window {verb} {name!r}"
-            if (getattr(self, name) or 0) > _LONGEST_SPAN:
-                yield f"{name!r} must be at most 400,000 days: windows end in years of four digits"
         if self.zero_rows and self.kind is WindowKind.SESSION:
             yield "a session window has no 'zero_rows': between two sessions there is no window"
         # The other modes emit open windows in every epoch, more often than any `fire_every` would.
