@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from tidegate.jobs.spec.event_time_options import SpecModel
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import Location, format_findings, to_plain_value
 from tidegate.jobs.spec.operations import QualityLimits, QualitySpec, Severity
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.yaml_text import read_yaml
 from tidegate.json_types import JsonObject
 
 from .errors import BAD_SUITE, CHECK_IDS_DOUBLED, NO_SUITE_FOLDER, UNKNOWN_CHECK
@@ -208,7 +207,7 @@ def _list_suite_files(folder: Traversable) -> list[Traversable]:
 def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -> Suite:
     """Load one file; with a spec, its tables and columns have to exist in the pipeline."""
     try:
-        raw = YAML(typ="rt").load(file.read_text("utf-8"))
+        raw = read_yaml(file.read_text("utf-8"))
         suite = Suite.model_validate(to_plain_value(raw))
         mistakes = _list_unknown_names(spec, suite) if spec else []
         for check in suite.checks:
@@ -217,7 +216,7 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
             check.says.format(**limit_values())
     except ValidationError as error:
         mistakes = [(e["loc"], e["msg"].removeprefix("Value error, ")) for e in error.errors()]
-    except (YAMLError, KeyError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         raise BAD_SUITE(mistakes=f"{file}: {error}") from error
     if mistakes:
         raise BAD_SUITE(mistakes="\n".join(format_findings(str(file), raw, mistakes)))

@@ -6,19 +6,17 @@ An error names file, line, what was found and what is allowed; all mistakes of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from ruamel.yaml import YAML
-from ruamel.yaml.constructor import RoundTripConstructor
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tidegate.checkpoints.row_counts import ROW_EQUATION, ROW_NOTES, RULE
 from tidegate.errors import suggest_name
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.loader import Location, find_line, format_findings, to_plain_value
+from tidegate.jobs.spec.yaml_text import PlacedConstructor, YamlTextError, read_yaml
 from tidegate.time_units import parse_duration
 
 from .case_rows import CaseRow, RowsInput, convert_instant, encode_rows, read_csv_rows
@@ -35,7 +33,7 @@ _ACTIONS = ("rows", "wait", "restart", "cti", "end")
 _EXPECTED = ("tables", "counters", "error")
 
 
-class _TimesAsTexts(RoundTripConstructor):
+class _TimesAsTexts(PlacedConstructor):
     """Leaves times as they are written: the source or the table says what they are."""
 
 
@@ -133,20 +131,15 @@ def read_case(path: Path, spec: PipelineSpec) -> Case:
 
 
 def _load_yaml(path: Path) -> Any:
-    yaml = YAML(typ="rt")
-    yaml.Constructor = _TimesAsTexts
     try:
-        return yaml.load(path.read_text("utf-8"))
+        return read_yaml(path.read_text("utf-8"), _TimesAsTexts)
     except OSError as error:
         raise CASE_UNREADABLE(path=path, reason=error.strerror or error) from error
     except UnicodeDecodeError as error:
         raise CASE_UNREADABLE(path=path, reason="it is not UTF-8") from error
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        text = f"{path}:{line}: not valid YAML: {error.problem or error.context}"
+    except YamlTextError as error:
+        text = f"{path}:{error.line}: not valid YAML: {error.reason}"
         raise CASE_INVALID(findings=text) from error
-    except YAMLError as error:
-        raise CASE_INVALID(findings=f"{path}:1: not valid YAML: {error}") from error
 
 
 class _CaseReader:
@@ -256,10 +249,10 @@ class _CaseReader:
             return tuple(self._spec.sources)
         names = value if isinstance(value, list) else [value]
         for i, name in enumerate(names):
-            if name not in self._spec.sources:
+            if str(name) not in self._spec.sources:
                 where = (*place, i) if isinstance(value, list) else place
                 self._note(where, self._describe_unknown_source(str(name)))
-        return tuple(name for name in names if name in self._spec.sources)
+        return tuple(str(name) for name in names)
 
     def _describe_unknown_source(self, name: str) -> str:
         known = self._spec.sources
@@ -305,8 +298,9 @@ class _CaseReader:
 
     def _find_file(self, place: Location, name: Any) -> Path | None:
         file = self._path.parent / str(name)
-        if file.is_file():
-            return file
+        with suppress(OSError):  # a name that no file can have
+            if file.is_file():
+                return file
         self._note(place, f"there is no file {file}")
         return None
 
@@ -317,7 +311,7 @@ class _CaseReader:
         if isinstance(value, dict) and "file" in value:
             found = self._take_mapping(place, value, ("file",))
             file = self._find_file((*place, "file"), found["file"])
-            rows = self._read_csv(file.read_text("utf-8"), str(file), 1) if file else []
+            rows = self._read_csv_file(file) if file else []
         elif isinstance(value, str):
             # The text begins in the line below its key.
             where, line = self._locate(place).rsplit(":", 1)
@@ -329,6 +323,13 @@ class _CaseReader:
             return []
         self._refuse_unknown_columns(rows, owner, columns)
         return rows
+
+    def _read_csv_file(self, file: Path) -> list[CaseRow]:
+        try:
+            return self._read_csv(file.read_text("utf-8"), str(file), 1)
+        except UnicodeDecodeError:
+            self._findings.append(f"{file}:1: it is not UTF-8")
+            return []
 
     def _read_csv(self, text: str, where: str, first_line: int) -> list[CaseRow]:
         try:

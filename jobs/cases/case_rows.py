@@ -54,15 +54,20 @@ def read_csv_rows(text: str, where: str, first_line: int) -> list[CaseRow]:
     """Read CSV with a header, whose line has the number `first_line`; an empty value is null.
 
     Raises:
-        ValueError: a row has more values than the header; the message has its file and line.
+        ValueError: a row has more values than the header, or is not CSV; the message has its file
+            and line.
     """
     reader = csv.DictReader(io.StringIO(text))
     rows = []
-    for values in reader:
-        place = f"{where}:{first_line + reader.line_num - 1}"
-        if None in values or None in values.values():
-            raise ValueError(f"{place}: the row has not as many values as the header")
-        rows.append(CaseRow({name: value or None for name, value in values.items()}, place))
+    try:
+        for values in reader:
+            place = f"{where}:{first_line + reader.line_num - 1}"
+            if None in values or None in values.values():
+                raise ValueError(f"{place}: the row has not as many values as the header")
+            rows.append(CaseRow({name: value or None for name, value in values.items()}, place))
+    except csv.Error as error:
+        # Of the line that it could not read.
+        raise ValueError(f"{where}:{first_line + reader.line_num}: {error}") from error
     return rows
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from tidegate.errors import ConfigurationError, suggest_name
 from tidegate.json_types import JsonObject, read_data_file
@@ -29,6 +29,7 @@ from .job_spec import JobSpec
 from .pipeline import BATCH_RUN_MARK, PipelineSpec, SourceSpec
 from .spec_masks import mask_field
 from .variables import VARIABLE, replace_variables
+from .yaml_text import YamlTextError, read_yaml
 
 Location = tuple[int | str, ...]
 _FOREIGN_FIELDS = {
@@ -186,14 +187,10 @@ def parse_spec(text: str, *, where: str = "<spec>") -> PipelineSpec:
 
 def _read_mapping(text: str, where: str) -> JsonObject:
     try:
-        raw = YAML(typ="rt").load(text)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise _invalid_spec_error(
-            where, [f"{where}:{line}: not valid YAML: {_describe_syntax_error(error)}"]
-        ) from error
-    except YAMLError as error:
-        raise _invalid_spec_error(where, [f"{where}:1: not valid YAML: {error}"]) from error
+        raw = read_yaml(text)
+    except YamlTextError as error:
+        found = f"{where}:{error.line}: not valid YAML: {error.reason}"
+        raise _invalid_spec_error(where, [found]) from error
     if not isinstance(raw, dict):
         kinds = {list: "a list", str: "text", type(None): "nothing"}
         found = kinds.get(type(raw), type(raw).__name__)
@@ -265,7 +262,7 @@ def _map_texts(
 
 def _read_scalar(text: str) -> str | int | float | bool:
     """Return a number or truth value as YAML reads it, and any other text as it is."""
-    with suppress(YAMLError):
+    with suppress(YAMLError, ValueError, TypeError):
         value = YAML(typ="safe").load(text)
         if isinstance(value, bool | int | float):
             return value
@@ -285,13 +282,6 @@ def locate_mistakes(path: Path, mistakes: Sequence[tuple[Location, str]]) -> Con
     """
     text = read_spec_text(path)
     return _invalid_spec_error(str(path), text.format_findings(mistakes), pipeline=text.name)
-
-
-def _describe_syntax_error(error: MarkedYAMLError) -> str:
-    problem = str(error.problem or error.context)
-    if "'\\t'" in problem:
-        return "a tab; indent with spaces"
-    return problem.partition(" with value ")[0]  # of a key that is there twice
 
 
 def format_findings(where: str, raw: Any, mistakes: Iterable[tuple[Location, str]]) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from tests.cases.shop import RETURNS, make_spec
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.cases.case_file import find_cases, read_case
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 MISTAKES = {
     "steps: [": "1: not valid YAML",
@@ -82,6 +83,61 @@ def test_a_value_of_a_typed_source_has_to_fit(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r":4: amount: 'many' is not of type double"):
         read_case(path, make_spec("path: orders/"))
     assert read_case(path, make_spec()).steps
+
+
+PLACES = (
+    "X",
+    "steps: X",
+    "description: X\nsteps: []",
+    "start: X\nsteps: []",
+    "steps: [X]",
+    *(f"steps: [{{{action}: X}}]" for action in ("rows", "wait", "restart", "cti", "end")),
+    *(f"steps: [{{{action}: {{orders: X}}}}]" for action in ("rows", "cti")),
+    "steps: [{end: [X]}]",
+    "steps: [{rows: {orders: [X]}}]",
+    *(f"steps: [{{rows: {{orders: {{{form}: X}}}}}}]" for form in ("file", "object")),
+    *(f"steps: [{{rows: {{orders: [{{{name}: X}}]}}}}]" for name in ("placed", "shop", "amount")),
+    "steps: []\nexpect: X",
+    *(f"steps: []\nexpect: {{{name}: X}}" for name in ("tables", "counters", "error")),
+    "steps: []\nexpect: {tables: {per_minute: X}}",
+    "steps: []\nexpect: {tables: {per_minute: [{amount: X}]}}",
+    *(f"steps: []\nexpect: {{counters: {{{name}: X}}}}" for name in ("read", "orders", "X")),
+)
+ODD_VALUES = (
+    *("null", "true", "-1", "1e400", ".nan", "9999999999999999999999", "x", "''", "2026-02-30"),
+    *("[]", "[[]]", "[null]", "{}", "{a: 1}", "{null: 1}", "{1: {}}", "99999999999999999999d"),
+    *('"a,a\\n1,2"', '"a\\n\\0"', "odd.csv", "odd.bin", ".", "x" * 300, "? [a]\n  : 1"),
+)
+
+
+def explain_refusal(path: Path, spec: PipelineSpec) -> str:
+    """What is wrong with a case; its path if nothing is."""
+    try:
+        read_case(path, spec)
+    except ConfigurationError as error:
+        return str(error)
+    return str(path)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_value_of_a_case_is_a_defect(tmp_path: Path, place: str) -> None:
+    """Each place of a case, with any value: it is read, or refused with the name of the file."""
+    path = tmp_path / "case.yaml"
+    (tmp_path / "odd.csv").write_bytes(b"shop\n\xff\n")
+    (tmp_path / "odd.bin").write_bytes(b"\0\r\n\xfe")
+    spec = make_spec()
+    for value in ODD_VALUES:
+        path.write_text(place.replace("X", value))
+        assert str(path.parent) in explain_refusal(path, spec), value
+
+
+def test_a_csv_file_with_a_huge_value_is_refused(tmp_path: Path) -> None:
+    """Python's reader of CSV takes up to 128 KiB."""
+    path = tmp_path / "case.yaml"
+    path.write_text("steps: [{rows: {orders: {file: rows.csv}}}]")
+    (tmp_path / "rows.csv").write_text("shop\na\n" + "b" * 140_000)
+    with pytest.raises(ConfigurationError, match=r"rows\.csv:3: field larger than"):
+        read_case(path, make_spec())
 
 
 def test_cases_lie_beside_the_spec(tmp_path: Path) -> None:

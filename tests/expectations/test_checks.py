@@ -119,6 +119,8 @@ def test_own_folder_adds_and_replaces(spec: PipelineSpec, tmp_path: Path) -> Non
         ("says: one event", "says: '{nope}'", "nope"),
         ("title: Mine", "titel: Mine", "titel"),
         ("suite: mine", "suite: [", "mine.yaml"),
+        ("suite: mine", "suite: 2026-02-30", "line 1: day is out of range for month"),
+        ("suite: mine", "suite: mine\n? [[a]]\n: b", "a key has a list in it"),
     ],
 )
 def test_broken_suite_names_file_and_fault(

@@ -129,6 +129,10 @@ def test_canonical_json_reads_back() -> None:
         (("hourly:", "late:"), "window names late are reserved"),
         (("name: flights", "name: Flights!"), ":2: name: names are lower case"),
         (("name: flights", "name: [x"), "not valid YAML"),
+        (("name: flights", "name: 2026-02-30"), ":2: not valid YAML: day is out of range"),
+        (("name: flights", "? [[a]]\n: b"), ":1: not valid YAML: a key has a list in it"),
+        (("name: flights", "name: " + "[" * 1200), ":1: not valid YAML: it is nested too deeply"),
+        (("name: flights", "name: " + "1" * 5000), ":2: not valid YAML: Exceeds the limit"),
         (("name: flights", "name: flights\npreset: [flink]"), ":3: preset: Input should be"),
     ],
 )
