@@ -67,9 +67,8 @@ _SITE: Final = {
     "yarn.nodemanager.pmem-check-enabled": "true",
     "yarn.nodemanager.vmem-check-enabled": "false",
     "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
-    # A node or an application master that is silent for so long (ms) is lost.
-    "yarn.nm.liveness-monitor.expiry-interval-ms": "10000",
-    "yarn.am.liveness-monitor.expiry-interval-ms": "20000",
+    # A node that is silent for so long (ms) is lost. A busy machine needs more than seconds.
+    "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
 }
 _QUEUE: Final = {
     "yarn.scheduler.capacity.root.queues": "default",
