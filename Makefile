@@ -45,6 +45,10 @@ e2e: venv java warm ## the slow end-to-end tests: outages, restores, the whole d
 kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): drivers and broker killed, every offset once
 	$(BIN)/python -m pytest -m kafka $(ARGS)
 
+.PHONY: yarn
+yarn: venv java warm ## drivers on a real YARN (106 MB of jars, fetched once), compared with local runs; ends with "N of N on YARN" (ARGS="launch --mode client")
+	$(BIN)/python -m tests.e2e.yarn_runs $(ARGS)
+
 .PHONY: routes
 routes: venv java warm ## flights through objects, landing and Kafka, each killed in the middle: the same windows (ARGS="--days 3")
 	$(BIN)/python -m tests.e2e.routes $(ARGS)

@@ -149,7 +149,10 @@ def render_spec(path: str | Path, environment: str | None = None) -> str:
     # What it holds now are no variables.
     escaped = _map_texts(text.model, values, lambda _, value: value.replace("${", "$${"))
     rendered = StringIO()
-    YAML(typ="safe", pure=True).dump(escaped, rendered)
+    yaml = YAML(typ="safe", pure=True)
+    # Rows of equal time are released in the order of the sources.
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # None in ruamel
+    yaml.dump(escaped, rendered)
     return rendered.getvalue()
 
 

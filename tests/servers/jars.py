@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
@@ -29,12 +30,18 @@ _VERSION: Final = re.compile(r"-\d.*\.jar$")
 _FETCH_SECONDS: Final = 420
 
 
-def ensure_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:
+def ensure_jars(name: str, artifacts: tuple[str, ...], digest: str = "") -> list[Path]:
     """The jars of some artifacts and of all they need, fetched by Maven unless they are in the
     cache.
 
+    Args:
+        name: of their folder in the cache.
+        artifacts: as `group:name:version`.
+        digest: what `hash_jars` gives for them; empty to take what Maven has checked.
+
     Raises:
         TransientError: Maven is not there, or its registry cannot be reached.
+        ValueError: the jars are not those of `digest`; they are not kept.
     """
     folder = locate_cache_folder() / "jars" / name
     if not folder.is_dir():
@@ -43,10 +50,20 @@ def ensure_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:
         try:
             (work / "pom.xml").write_text(_pom(artifacts))
             _maven(work)
+            if digest and hash_jars(work / "jars") != digest:
+                raise ValueError(f"the jars of {name} are not those whose SHA-256 is {digest}")
             (work / "jars").replace(folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     return sorted(folder.glob("*.jar"))
+
+
+def hash_jars(folder: Path) -> str:
+    """One SHA-256 over the names and contents of a folder's jars."""
+    whole = sha256()
+    for jar in sorted(folder.glob("*.jar")):
+        whole.update(f"{sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n".encode())
+    return whole.hexdigest()
 
 
 def spark_jars(name: str, artifacts: tuple[str, ...]) -> list[Path]:

@@ -156,6 +156,18 @@ def test_variables_in_any_value(spec: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert load_spec(copy) == found
 
 
+def test_a_rendered_spec_keeps_the_order_of_its_names(spec: Path) -> None:
+    """A driver in cluster mode, which runs the rendered spec, gives each row the same position.
+
+    Rows of equal time are released in the order of the sources.
+    """
+    more = "  z: {path: in/z, schema: {t: timestamp, b: long, a: long}, event_time: t, lag: 1s}"
+    spec.write_text(SPEC.replace("sources:", f"sources:\n{more}"))
+    rendered = render_spec(spec)
+    assert rendered.index("  z:") < rendered.index("  a:")
+    assert rendered.index("b: long") < rendered.index("a: long")
+
+
 def test_a_variable_that_is_not_set_is_refused_by_name(spec: Path) -> None:
     """With its line; Airflow's parser goes on, because only the driver may have it."""
     spec.write_text(SPEC.replace("in/a", "${NOWHERE}/a"))

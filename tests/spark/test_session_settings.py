@@ -1,0 +1,52 @@
+"""Where settings of Spark depend on who started the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidegate.jobs.spark import spark_session
+from tidegate.jobs.spec.operations import SparkSpec
+
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+
+
+class Builder:
+    """Takes the settings that Spark's builder would get."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.builder = self
+
+    def appName(self, _: str) -> Builder:  # noqa: N802
+        """Take a name, as Spark's builder does."""
+        return self
+
+    def master(self, _: str) -> Builder:
+        """Take a master."""
+        return self
+
+    def config(self, *, map: dict[str, Any]) -> Builder:
+        """Take settings."""
+        self.settings = map
+        return self
+
+    def getOrCreate(self) -> Builder:  # noqa: N802
+        """Make no session."""
+        return self
+
+
+@pytest.mark.parametrize(
+    ("master", "submitted", "uses_sockets"),
+    [("local[2]", False, True), ("local[2]", True, False), ("spark://host:7077", False, False)],
+)
+def test_only_a_driver_without_a_cluster_uses_unix_sockets(
+    monkeypatch: pytest.MonkeyPatch, master: str, submitted: bool, uses_sockets: bool
+) -> None:
+    """In a container of YARN their paths are longer than a socket may have."""
+    builder = Builder()
+    monkeypatch.setattr(spark_session, "SparkSession", builder)
+    monkeypatch.setattr(spark_session, "is_submitted", lambda: submitted)
+    spark_session.start_classic_session(SparkSpec(master=master), "p")
+    assert (_SOCKETS in builder.settings) is uses_sockets
