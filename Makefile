@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # make demo DAYS=31 START=2013-01-01 PACE=0.5; any other option through ARGS="..."
 DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(PACE),--pace $(PACE)) $(ARGS)
 TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/bin
-LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --extra kafka --extra postgres --group dev pyproject.toml -o requirements.lock
+LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --extra kafka --extra postgres --extra cluster --group dev pyproject.toml -o requirements.lock
 
 # Some images tell Python to keep no bytecode. Then each process compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=

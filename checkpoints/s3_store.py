@@ -92,6 +92,7 @@ class S3Settings(BaseModel):
     Attributes:
         endpoint: None for AWS itself.
         access_key: None: boto3 looks for credentials (environment, profile, instance role).
+        session_token: of keys that are valid for some hours.
         connect_timeout, read_timeout: seconds, for one request.
         budget: seconds after which an operation is not repeated again; a listing has them for each
             page.
@@ -105,6 +106,7 @@ class S3Settings(BaseModel):
     region: str = "us-east-1"
     access_key: str | None = None
     secret_key: SecretStr | None = None
+    session_token: SecretStr | None = None
     connect_timeout: float = 3.0
     read_timeout: float = 10.0
     budget: float = 15.0
@@ -113,13 +115,13 @@ class S3Settings(BaseModel):
     def from_environment(
         cls, bucket: str, prefix: str = "", environment: Mapping[str, str] = os.environ
     ) -> S3Settings:
-        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY and _REGION.
+        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY, _SESSION_TOKEN and _REGION.
 
         Without an endpoint or region, AWS_ENDPOINT_URL_S3 and AWS_REGION count; then AWS itself and
         us-east-1.
         """
         given = environment.get
-        secret = given("TIDEGATE_S3_SECRET_KEY")
+        secret, token = given("TIDEGATE_S3_SECRET_KEY"), given("TIDEGATE_S3_SESSION_TOKEN")
         return cls(
             bucket=bucket,
             prefix=prefix,
@@ -127,6 +129,16 @@ class S3Settings(BaseModel):
             region=given("TIDEGATE_S3_REGION") or given("AWS_REGION") or "us-east-1",
             access_key=given("TIDEGATE_S3_ACCESS_KEY"),
             secret_key=SecretStr(secret) if secret else None,
+            session_token=SecretStr(token) if token else None,
+        )
+
+    def reveal_keys(self) -> tuple[str | None, str | None, str | None]:
+        """Return access key, secret key and session token, for a client."""
+        secret, token = self.secret_key, self.session_token
+        return (
+            self.access_key,
+            secret.get_secret_value() if secret else None,
+            token.get_secret_value() if token else None,
         )
 
 
@@ -529,13 +541,13 @@ def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
         # botocore puts its own name together again for each request: a sixth of the time of a GET.
         user_agent="tidegate",
     )
+    access_key, secret_key, session_token = settings.reveal_keys()
     return boto3.session.Session(botocore_session=core).client(
         "s3",
         endpoint_url=settings.endpoint,
         region_name=settings.region,
-        aws_access_key_id=settings.access_key,
-        aws_secret_access_key=(
-            settings.secret_key.get_secret_value() if settings.secret_key else None
-        ),
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        aws_session_token=session_token,
         config=config,
     )

@@ -6,6 +6,8 @@
   deletes, read the pipeline's inputs, and use the folders of the start-up probe and of backfills.
   Airflow has this role too: its tasks start drivers with their own keys, merge, delete what is due
   and compare ranges with batch runs.
+* ``executor`` is for the tasks of Spark, if their hosts have keys of their own. They may read the
+  inputs, and read and write files of rows; no slot, no lease, no request.
 * ``operator`` is for people at a command line. They may read all of the pipeline and its inputs,
   send requests to drivers, make and reject requests of late rows, pin and restore. They may not
   write rows (``splice merge``), delete them (``gc``), approve a merge or write a verdict
@@ -36,6 +38,7 @@ class Role(StrEnum):
     """Who uses the keys."""
 
     DRIVER = "driver"
+    EXECUTOR = "executor"
     OPERATOR = "operator"
     READER = "reader"
     LANDER = "lander"

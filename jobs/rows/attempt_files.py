@@ -1,5 +1,6 @@
 """Files of an attempt: written on the local disk, then uploaded and described."""
 
+import os
 import re
 import tempfile
 from functools import cache
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.checkpoints.executor_keys import choose_task_keys
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.open_store import ScratchStore, open_store
 from tidegate.checkpoints.store import Store
@@ -90,7 +92,9 @@ def store_task_rows(
 
 @cache
 def open_task_store(url: str) -> Store:
-    """The store at an address, one for this process; its keys come from the environment.
+    """The store at an address, one for this process.
+
+    Its keys come from the environment: those of the executor, or else those of the driver.
 
     A replay's address is that of a `ScratchStore`, which has two of them.
     """
@@ -98,7 +102,7 @@ def open_task_store(url: str) -> Store:
         below = open_task_store(over["below"])
         return ScratchStore(below, open_task_store(over["scratch"]))
     # The address of a folder is not quoted.
-    return open_store(url.removeprefix("file://"))
+    return open_store(url.removeprefix("file://"), choose_task_keys(os.environ))
 
 
 def _select_repeating_columns(rows: pa.Table) -> list[str] | bool:

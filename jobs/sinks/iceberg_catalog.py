@@ -271,13 +271,13 @@ def build_io_properties(store: Store) -> dict[str, str]:
     properties = {"py-io-impl": f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"}
     if isinstance(store, S3Store):
         settings = store.settings
+        access_key, secret_key, session_token = settings.reveal_keys()
         given = {
             "s3.endpoint": settings.endpoint,
             "s3.region": settings.region,
-            "s3.access-key-id": settings.access_key,
-            "s3.secret-access-key": (
-                settings.secret_key.get_secret_value() if settings.secret_key else None
-            ),
+            "s3.access-key-id": access_key,
+            "s3.secret-access-key": secret_key,
+            "s3.session-token": session_token,
             "s3.connect-timeout": str(settings.connect_timeout),
             "s3.request-timeout": str(settings.read_timeout),
         }

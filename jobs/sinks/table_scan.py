@@ -252,12 +252,13 @@ class _StoreFiles:
         options: dict[str, Any] = {"tls_ca_file_path": ca} if ca else {}
         if isinstance(self._store, S3Store):
             settings = self._store.settings
-            secret = settings.secret_key
+            access_key, secret_key, session_token = settings.reveal_keys()
             options |= {
                 "endpoint_override": settings.endpoint,
                 "region": settings.region,
-                "access_key": settings.access_key,
-                "secret_key": secret.get_secret_value() if secret else None,
+                "access_key": access_key,
+                "secret_key": secret_key,
+                "session_token": session_token,
                 "connect_timeout": settings.connect_timeout,
                 "request_timeout": settings.read_timeout,
             }

@@ -356,10 +356,12 @@ def stream_minio_keys(settings: S3Settings, prefix: str) -> Iterator[str]:
     # The SDK reads only SSL_CERT_FILE; the rest of tidegate follows boto3.
     ca = os.environ.get("AWS_CA_BUNDLE")
     timeout = Timeout(connect=settings.connect_timeout, read=_SILENCE_SECONDS)
+    access_key, secret_key, session_token = settings.reveal_keys()
     client = Minio(
         address.netloc,
-        access_key=settings.access_key,
-        secret_key=settings.secret_key.get_secret_value() if settings.secret_key else None,
+        access_key=access_key,
+        secret_key=secret_key,
+        session_token=session_token,
         secure=address.scheme == "https",
         region=settings.region,
         http_client=PoolManager(ca_certs=ca, timeout=timeout) if ca else None,

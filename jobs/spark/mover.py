@@ -53,6 +53,7 @@ from .ordered_release import count_released_rows, release_rows
 from .python_tasks import StoreSample
 from .reducer_tasks import SparkReducerRunner
 from .session_windows import TaskItems, process_sessions
+from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -119,6 +120,8 @@ class SparkMover:
             _ = self._sessions.full
         if self._in_tasks and self._own:
             self._in_tasks = self._has_python_workers()
+        if self._in_tasks:
+            require_shared_store(self._sessions, spec, store)
         if self._in_tasks and isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._cut_folder: Path | None = None  # scratch files of the newest survey

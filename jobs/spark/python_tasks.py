@@ -2,7 +2,7 @@
 
 A job is an RDD with one partition for each unit of work. The address of the store is part of the
 order; its keys reach the workers as their environment, which neither Spark's pages nor its event
-log show.
+log show. Executors that have keys of their own get none (`checkpoints.executor_keys`).
 """
 
 import gc
@@ -24,6 +24,11 @@ from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel, T
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
+from tidegate.checkpoints.executor_keys import (
+    EXECUTOR_VARIABLES,
+    has_executor_keys,
+    select_driver_variables,
+)
 from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
@@ -43,8 +48,6 @@ from .errors import SPARK_FAILED
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
-_STORE_VARIABLES = ("TIDEGATE_S3_", "AWS_")
-"""How the names of the variables begin that stores are opened by."""
 _ALLOCATOR_VARIABLES = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
@@ -228,15 +231,43 @@ def start_workers(
 
 
 def prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
-    """Return the context, whose workers get the variables of the store, and these."""
+    """Return the context, whose workers get the variables of the store, and these.
+
+    Keys are not among them where executors have their own.
+    """
     context = session.sparkContext
-    own = {k: v for k, v in os.environ.items() if k.startswith(_STORE_VARIABLES)}
+    own = select_driver_variables(os.environ, with_keys=not have_executors_keys(session))
     given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
     variables = {**given, **own, **(variables or {})}
     with _environment_lock:
         # Replaced, not changed: PySpark may be reading it for a job of another thread.
         context.environment = {**context.environment, **variables}
     return context
+
+
+def have_executors_keys(session: SparkSession) -> bool:
+    """Whether executors have keys of their own; the first call of a session asks them.
+
+    Raises:
+        Py4JJavaError: they run no Python; or a PySparkException.
+    """
+    if not hasattr(session, "sparkContext"):
+        return False  # a Connect server is sent no keys in any case
+    return _find_executor_keys(session.sparkContext)
+
+
+@lru_cache(maxsize=1)
+def _find_executor_keys(context: Any) -> bool:
+    if getattr(context, "master", "local").startswith("local"):
+        return has_executor_keys(os.environ)
+    names = EXECUTOR_VARIABLES
+
+    def tell(_: Iterable[int]) -> Iterator[bool]:  # pickled whole: it runs where tidegate is not
+        yield any(os.environ.get(name) for name in names)
+
+    tasks = context.defaultParallelism
+    # One is enough: a host without keys shall fail, not get those of the driver.
+    return any(context.parallelize(range(tasks), tasks).mapPartitions(tell).collect())
 
 
 def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> dict[str, Any]:

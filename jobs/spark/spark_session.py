@@ -58,8 +58,10 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     if spec.spark.uses_connect:
         return _open_connect_session(spec.spark)
-    # Without it, tasks in Python run with whatever is called python3.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Without it, tasks in Python run with whatever is called python3. Only spark-submit reads the
+    # setting.
+    python = spec.spark.conf.get("spark.pyspark.python", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", python)
     return start_classic_session(add_connector_jars(spec), spec.name)
 
 

@@ -17,12 +17,14 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.executor_keys import EXECUTOR_VARIABLES
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import BUCKET_UNREADABLE, NO_SHARED_DISK, STAGING_NEEDS_S3
+from .python_tasks import have_executors_keys
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -34,6 +36,11 @@ _PROBE_FILE = "probe.txt"
 # No epoch takes a day, so what is older was left by a driver that died.
 _STALE_SECONDS = 86_400.0
 _PARALLEL_REQUESTS = 8  # requests: they wait for the network, not for a core
+_PROVIDER = "fs.s3a.aws.credentials.provider"
+# Of the SDK: S3A's own default reads neither profiles nor tokens of a web identity.
+_DEFAULT_PROVIDER = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_KEYS_PROVIDER = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
+_TOKEN_PROVIDER = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _COMMIT_OPTIONS = {
     # In a bucket a rename is a copy. Nothing is read before the job has ended, so its tasks may
     # commit their files one by one.
@@ -196,7 +203,9 @@ def open_staging(
         return Staging()
     if not store.url.startswith("s3://"):
         raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
-    for key, value in build_s3a_settings(S3Settings.from_environment("")).items():
+    settings = S3Settings.from_environment("")
+    build = build_executor_s3a_settings if _have_own_keys(sessions) else build_s3a_settings
+    for key, value in build(settings).items():
         for session in (sessions.full, sessions.quick):
             session.conf.set(key, value)
     staging = BucketStaging(store, spec.name, workdir)
@@ -219,15 +228,36 @@ def build_s3a_settings(settings: S3Settings) -> dict[str, str]:
     if settings.endpoint:
         secure = str(settings.endpoint.startswith("https://")).lower()
         found |= {"fs.s3a.endpoint": settings.endpoint, "fs.s3a.connection.ssl.enabled": secure}
-    # S3A's own default reads neither profiles nor tokens of a web identity.
-    provider = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-    if settings.access_key and settings.secret_key:
-        provider = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
-        found |= {
-            "fs.s3a.access.key": settings.access_key,
-            "fs.s3a.secret.key": settings.secret_key.get_secret_value(),
-        }
-    return {**found, "fs.s3a.aws.credentials.provider": provider}
+    access_key, secret_key, session_token = settings.reveal_keys()
+    if not (access_key and secret_key):
+        return {**found, _PROVIDER: _DEFAULT_PROVIDER}
+    found |= {"fs.s3a.access.key": access_key, "fs.s3a.secret.key": secret_key}
+    if not session_token:
+        return {**found, _PROVIDER: _KEYS_PROVIDER}
+    return {**found, "fs.s3a.session.token": session_token, _PROVIDER: _TOKEN_PROVIDER}
+
+
+def build_executor_s3a_settings(settings: S3Settings) -> dict[str, str]:
+    """As `build_s3a_settings`, where executors have keys of their own: no setting holds a key.
+
+    Hadoop puts in the variables of the process that opens the bucket.
+    """
+    bare = settings.model_copy(update={"access_key": None})
+    names = ("access.key", "secret.key", "session.token")
+    keys = {
+        f"fs.s3a.{name}": f"${{env.{own}:-${{env.{own.replace('EXECUTOR_', '')}:-}}}}"
+        for name, own in zip(names, EXECUTOR_VARIABLES, strict=True)
+    }
+    # Each provider leaves it to the next one if its values are empty.
+    providers = ",".join((_TOKEN_PROVIDER, _KEYS_PROVIDER, _DEFAULT_PROVIDER))
+    return {**build_s3a_settings(bare), **keys, _PROVIDER: providers}
+
+
+def _have_own_keys(sessions: SparkSessions) -> bool:
+    try:
+        return have_executors_keys(sessions.full)
+    except SPARK_ERRORS:
+        return False  # they run no Python, so tasks are left to Spark SQL, with the driver's keys
 
 
 def _require_shared_disk(session: SparkSession, spec: PipelineSpec, folder: Path) -> None:

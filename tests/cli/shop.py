@@ -16,7 +16,7 @@ from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EngineRuntime, EpochPorts
-from tidegate.jobs.engine.interfaces import NoFaults
+from tidegate.jobs.engine.interfaces import Mover, NoFaults
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
@@ -44,7 +44,9 @@ OBJECTS: list[list[tuple[str | None, str, int]]] = [
 class Shop:
     """A pipeline with late rows and a dead letter, run by the real engine."""
 
-    def __init__(self, store: Store, spec: PipelineSpec, folder: Path) -> None:
+    def __init__(
+        self, store: Store, spec: PipelineSpec, folder: Path, mover: Mover | None = None
+    ) -> None:
         self.store, self.spec, self.folder = store, spec, folder
         self.log = SlotLog(store, spec.name)
         self.uid = ensure_identity(store, spec.name)
@@ -55,7 +57,7 @@ class Shop:
             self.log,
             EpochPorts(
                 [ObjectSource("web", source, store)],
-                OracleMover(store, spec),
+                mover or OracleMover(store, spec),
                 DriverTables(store).write,
             ),
             EngineRuntime(

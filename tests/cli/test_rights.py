@@ -4,6 +4,7 @@ on a real MinIO.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,6 +28,9 @@ from tidegate.infra.policies import Role, build_policy
 from tidegate.infra.provision import Credentials, grant_policy
 from tidegate.jobs.driver.backfill import make_batch_spec
 from tidegate.jobs.driver.landing_log import LandingLog
+from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.spark.local_session import LocalSession
+from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spec.loader import load_spec
 from tidegate.jobs.spec.operations import SupervisionSpec
 from tidegate.operators import recover_and_pin, stream_operator
@@ -178,6 +182,43 @@ def test_airflow_from_the_first_start(
     assert RecoverOperator(task_id="recover", **chosen, **about).execute(context)["timeline"] == 1
     stop = StopOperator(task_id="stop", reason="a test", replace="False", **about)
     assert stop.execute(context)["said"] == "no driver was running"
+
+
+def test_executors(
+    become: Become, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks compute a pipeline with keys that write rows, and no slot, lease or other document."""
+    url = become(Role.EXECUTOR)
+    for name in ("ACCESS_KEY", "SECRET_KEY"):
+        monkeypatch.setenv(f"TIDEGATE_EXECUTOR_S3_{name}", os.environ[f"TIDEGATE_S3_{name}"])
+    become(Role.DRIVER)
+    open_task_store.cache_clear()
+    spec = load_spec(tmp_path / "shop.yaml")
+    mover = SparkMover(open_store(url), spec, tmp_path / "spark", LocalSession())  # type: ignore[arg-type]
+    shop = Shop(open_store(url), spec, tmp_path / "work", mover)
+    shop.run()
+    mover.close()
+    assert shop.exact() == []
+    tasks, driver = open_task_store(url), open_store(url)
+    state = next(iter(driver.list_objects("shop/timelines/0/state/"))).key
+    assert tasks.get(state).data == driver.get(state).data
+    slot = shop.log.head().slot
+    documents = [
+        shop.log.layout.slot_key(0, slot),
+        shop.log.layout.slot_key(0, slot + 1),
+        "shop/lease.json",
+        "shop/desired.json",
+        "shop/requests/r.json",
+        "shop/iceberg/current.json",
+        "inbox/web/0000.parquet",
+    ]
+    for key in [*documents, state]:
+        with pytest.raises(StoreDeniedError):
+            tasks.delete(key)
+    for key in documents:
+        with pytest.raises(StoreDeniedError):
+            tasks.put(key, b"x")
+    tasks.put(f"{state}.more", b"x")
 
 
 def test_operator(become: Become, cli: Cli, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tidegate.infra.policies import Role, build_policy
 _P = BucketLayout("p")
 _ATTEMPT = CheckpointId(0, 3, "abcdef012345")
 _RULED = {role: build_policy(role, "b", "p", inputs=["inbox/"]) for role in Role}
-# Key -> who may write it, and who may delete it: d, o, r, l are the roles' first letters.
+# Key -> who may write it, and who may delete it, by the first letters of the roles.
 _EXPECTED = {
     _P.identity_key: ("d", ""),
     _P.lease_key: ("do", ""),
@@ -24,10 +24,10 @@ _EXPECTED = {
     _P.announced_key: ("d", ""),
     _P.slot_key(0, 3): ("do", ""),
     _P.slot_key(12345, 3): ("do", ""),
-    _P.state_prefix(_ATTEMPT) + "frontiers.parquet": ("d", "d"),
-    _P.table_prefix("events", _ATTEMPT) + "0.parquet": ("d", "d"),
-    _P.table_prefix("slots", _ATTEMPT) + "0.parquet": ("d", "d"),
-    _P.table_prefix("state", _ATTEMPT) + "0.parquet": ("d", "d"),
+    _P.state_prefix(_ATTEMPT) + "frontiers.parquet": ("de", "d"),
+    _P.table_prefix("events", _ATTEMPT) + "0.parquet": ("de", "d"),
+    _P.table_prefix("slots", _ATTEMPT) + "0.parquet": ("de", "d"),
+    _P.table_prefix("state", _ATTEMPT) + "0.parquet": ("de", "d"),
     _P.request_key("r"): ("do", "d"),
     _P.ack_key("r"): ("d", "d"),
     _P.splice_request_key("s"): ("do", ""),
@@ -42,7 +42,7 @@ _EXPECTED = {
     _P.arrivals_prefix("s", "0") + "1.json": ("d", ""),
     _P.backfill_report_key("n"): ("d", ""),
     f"{_P.quality_prefix}history.json": ("d", "d"),
-    f"{_P.staging_prefix}d/0.parquet": ("d", "d"),
+    f"{_P.staging_prefix}d/0.parquet": ("de", "de"),
     f"{_P.launches_prefix}l/q/0": ("d", "d"),
     "tidegate-probe/x": ("d", "d"),
     "p__bf_0123abcd/lease.json": ("d", "d"),

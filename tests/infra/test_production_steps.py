@@ -249,7 +249,7 @@ def contents(store: Path) -> dict[str, bytes]:
 def test_rights(box: Box) -> None:
     """Each line that makes a policy makes one."""
     lines = said(r"python -m tidegate\.infra\.policies")
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         run("bash", "-euo", "pipefail", "-c", line, env=box.environment(), cwd=box.folder)
         assert json.loads((box.folder / line.rpartition("> ")[2]).read_text())["Statement"]

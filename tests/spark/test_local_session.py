@@ -11,9 +11,15 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.edge_cases import run_case
+from tidegate.checkpoints.executor_keys import EXECUTOR_VARIABLES
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.rows.event_files import RANGE_BYTES
-from tidegate.jobs.spark import task_events
-from tidegate.jobs.spark.local_session import LocalSession
+from tidegate.jobs.spark import shared_store, task_events
+from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
+from tidegate.jobs.spark.python_tasks import prepare_context
+from tidegate.jobs.spark.shared_store import require_shared_store
+from tidegate.jobs.spark.spark_session import SparkSessions
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
 WINDOWS = {
@@ -78,6 +84,67 @@ def test_edges_agree_with_the_oracle(tmp_path: Path) -> None:
     """Tasks pair the edges of a unit, and the driver what is open with the first end."""
     session: Any = LocalSession()
     run_case(session, tmp_path, seed=0, epochs=4)
+
+
+class Cluster(LocalContext):
+    """Executors on other hosts, whose environment is this one."""
+
+    master = "spark://far:7077"
+
+
+@pytest.mark.parametrize("variable", [None, *EXECUTOR_VARIABLES])
+def test_executors_with_keys_of_their_own_are_sent_none(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    """They get the region and the endpoint of the store; others get the driver's keys as well."""
+    given = {
+        "TIDEGATE_S3_ACCESS_KEY": "a driver's",
+        "TIDEGATE_S3_SECRET_KEY": "a secret",
+        "TIDEGATE_S3_REGION": "eu-west-1",
+        "AWS_SESSION_TOKEN": "a token",
+        "AWS_ENDPOINT_URL_S3": "https://minio.example.org",
+    }
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    if variable is not None:
+        monkeypatch.setenv(variable, "narrow")
+    session: Any = LocalSession()
+    session.sparkContext = Cluster()
+    sent = prepare_context(session, {"KAFKA": "password"}).environment
+    shared = {"TIDEGATE_S3_REGION", "AWS_ENDPOINT_URL_S3"}
+    assert set(given) & set(sent) == (set(given) if variable is None else shared)
+    assert "narrow" not in sent.values()
+    assert sent["KAFKA"] == "password"
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_folder_that_the_hosts_do_not_share_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_folder: bool
+) -> None:
+    """A host may have no such folder, or another one at the same path. Nothing is left in the store."""
+    spec = spec_of(spark={"master": "spark://far:7077"})
+    session: Any = LocalSession()
+    store, there = LocalStore(tmp_path / "store"), tmp_path / "there"
+    require_shared_store(SparkSessions(lambda: session), spec, store)
+    session.sparkContext.parallelize = lambda paths, parts: LocalRows(
+        lambda: [[Elsewhere(path)] for path in paths], parts
+    )
+
+    class Elsewhere(str):
+        """A path, as another host sees it."""
+
+        def __fspath__(self) -> str:
+            path = there / Path(str(self)).relative_to(tmp_path)
+            if has_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            return str(path)
+
+    monkeypatch.setattr(shared_store, "Path", lambda path: Path(path.__fspath__()))
+    cause = "does not see what it wrote" if has_folder else "No such file"
+    with pytest.raises(ConfigurationError, match=cause) as found:
+        require_shared_store(SparkSessions(lambda: session), spec, store)
+    assert found.value.code == "spark.no_shared_store"
+    assert list(store.list_objects("")) == []
 
 
 def test_spark_sql_is_refused_by_the_name_of_what_it_needs(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ The scratch folder is on a disk that they see, or has a mirror in the bucket.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import SecretStr
 
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tests.spark.agreement import spec_of
@@ -17,7 +19,12 @@ from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.spark.spark_session import SparkSessions
-from tidegate.jobs.spark.staging import BucketStaging, build_s3a_settings, open_staging
+from tidegate.jobs.spark.staging import (
+    BucketStaging,
+    build_executor_s3a_settings,
+    build_s3a_settings,
+    open_staging,
+)
 from tidegate.jobs.spec.operations import add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -187,6 +194,39 @@ def test_s3a_gets_the_settings_of_the_store() -> None:
     assert found["fs.s3a.endpoint"] == "https://minio.example.org"
     assert found["fs.s3a.connection.ssl.enabled"] == "true"
     assert (found["fs.s3a.access.key"], found["fs.s3a.secret.key"]) == ("who", "what")
+
+
+def test_s3a_gets_a_session_token() -> None:
+    """Then another provider takes the keys."""
+    found = build_s3a_settings(
+        S3Settings.from_environment(
+            "b",
+            environment={
+                f"TIDEGATE_S3_{name}": name
+                for name in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN")
+            },
+        )
+    )
+    assert found["fs.s3a.session.token"] == "SESSION_TOKEN"
+    assert found["fs.s3a.aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
+
+
+def test_s3a_of_executors_with_keys_is_given_none(session: SparkSession) -> None:
+    """Hadoop reads them in each process: the executor's, else those of the driver, else none."""
+    keys = {"access_key": "who", "secret_key": SecretStr("what"), "session_token": SecretStr("t")}
+    found = build_executor_s3a_settings(S3Settings.model_validate({"bucket": "b", **keys}))
+    assert not {"who", "what", "t"} & set(found.values())
+    jvm: Any = session.sparkContext._jvm
+    conf = jvm.org.apache.hadoop.conf.Configuration(False)
+    given = found["fs.s3a.access.key"]
+    for own, driver, expected in (
+        ("PATH", "HOME", "PATH"),
+        ("NONE", "HOME", "HOME"),
+        ("N", "M", ""),
+    ):
+        named = given.replace("TIDEGATE_EXECUTOR_S3_ACCESS_KEY", own)
+        conf.set("key", named.replace("TIDEGATE_S3_ACCESS_KEY", driver))
+        assert conf.get("key") == (os.environ[expected] if expected else "")
 
 
 def test_the_jars_come_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,123 @@
+"""`tidegate pack`: an archive of what a task needs, for executors that have no tidegate.
+
+It is an environment of pex without Spark, which brings PySpark along, and without Airflow and
+Great Expectations, which only run beside the driver.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Final
+
+import typer
+
+from . import output
+from .arguments import resolve_spec_path
+from .errors import NO_PACKER, PACK_FAILED
+
+PACKAGES: Final = (
+    "boto3",
+    "confluent-kafka",
+    "croniter",
+    "datasketches",
+    "duckdb",
+    "fastavro",
+    "numpy",
+    "pandas",
+    "protobuf",
+    "pyarrow",
+    "pydantic",
+    "pydantic-settings",
+    "ruamel.yaml",
+    "sqlglot",
+    "structlog",
+    "tenacity",
+    "urllib3",
+)
+"""What tasks import, besides PySpark. Each brings its own requirements along."""
+_LEFT_OUT: Final = ("expectations", "infra", "operators", "__pycache__")
+"""Folders of tidegate that no task imports."""
+_FOLDER: Final = "tidegate-env"
+"""Where executors unpack the archive, in their working folder."""
+
+
+def pack_environment(
+    spec: Annotated[str, typer.Argument(help="File of the pipeline's spec.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The archive. Default: NAME-executors.tar.gz here."),
+    ] = None,
+) -> None:
+    """Pack what Spark's tasks need, for executors on hosts without tidegate.
+
+    The archive has tidegate, its packages for tasks and the modules beside the spec that reducers
+    name. It prints the settings that use it. Its hosts need Python of the same minor version.
+    """
+    from tidegate.jobs.spec.loader import load_spec
+    from tidegate.jobs.spec.user_code import collect_code, write_code
+
+    path = resolve_spec_path(spec)
+    pipeline = load_spec(path)
+    archive = (out or Path(f"{pipeline.name}-executors.tar.gz")).absolute()
+    with TemporaryDirectory(prefix="tidegate-pack-") as scratch:
+        sources, packed = Path(scratch, "sources"), Path(scratch, "packed")
+        write_code(collect_code(pipeline, path), sources)
+        _copy_own_package(sources)
+        _run_packer(sources, packed)
+        part = archive.with_name(f"{archive.name}.part")
+        with tarfile.open(part, "w:gz", compresslevel=6) as writer:
+            writer.add(packed, ".")
+        part.replace(archive)
+    size = archive.stat().st_size / 1e6
+    output.print_line(f"{archive}: {size:.0f} MB. In the spec:")
+    output.print_line("spark:\n  conf:")
+    output.print_line(f"    spark.archives: {archive}#{_FOLDER}")
+    output.print_line(f"    spark.pyspark.python: ./{_FOLDER}/__main__.py")
+
+
+def _copy_own_package(target: Path) -> None:
+    own = find_spec("tidegate")
+    assert own is not None and own.origin is not None  # noqa: S101, PT018 - it is this package
+    # Links are followed: a source tree has the folders of the package elsewhere.
+    ignored = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(Path(own.origin).parent, target / "tidegate", ignore=ignored)
+
+
+def _run_packer(sources: Path, packed: Path) -> None:
+    """Let pex make an environment of these sources and of the packages that are installed here.
+
+    Raises:
+        ConfigurationError: pex is not installed, or cannot.
+    """
+    if find_spec("pex") is None:
+        raise NO_PACKER()
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    # The very files of this environment, without a registry.
+    place = ["--python", sys.executable]
+    if sys.prefix != sys.base_prefix:
+        place = ["--venv-repository", sys.prefix]
+    # Spark puts PySpark into PYTHONPATH, which counts after what is packed.
+    options = ["--inherit-path=fallback", "--layout", "loose", "-D", str(sources)]
+    shebang = ["--python-shebang", f"/usr/bin/env {python}"]
+    command = [sys.executable, "-m", "pex", *list_requirements(), *place, *options, *shebang]
+    done = subprocess.run(
+        [*command, "-o", str(packed)], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise PACK_FAILED(cause=(done.stderr or done.stdout).strip()[-2000:])
+
+
+def list_requirements() -> list[str]:
+    """The packages of a task that are installed here, in these versions."""
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name}=={version(name)}")
+        except PackageNotFoundError:  # of an extra
+            continue
+    return found
