@@ -17,6 +17,7 @@ def get_provider_info() -> dict[str, Any]:
     operators = (
         "stream_operator",
         "recover_and_pin",
+        "deploy_operator",
         "child_operators",
         "splice_operators",
         "assets",

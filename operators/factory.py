@@ -6,6 +6,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.stop        ends the driver; it stays stopped
     <p>.recover     goes back to a chosen checkpoint
     <p>.pin         keeps a checkpoint by name
+    <p>.deploy      has drivers run a changed spec
     <p>.abort_barrier  aborts an open barrier, where sources have barriers
     <p>.quality     checks, on asset events
     <p>.maintain    index, retention, scrub, by default once a night
@@ -14,7 +15,7 @@ Parsing reads YAML and nothing else: no store, no Spark, no expectations.
     <p>.windows     announces closed periods, if the spec says so
     tidegate.sweep  starts what should run and does not
 
-A job has the DAGs `stream`, `stop`, `recover`, `pin`, `maintain` and `quality`.
+A job has the DAGs `stream`, `stop`, `recover`, `pin`, `deploy`, `maintain` and `quality`.
 
 One broken spec does not stop the others. What is wrong with it becomes a separate DAG, which fails
 and names the mistakes, and an import error of a file that asks for it (`check_specs`); see
@@ -44,6 +45,7 @@ from tidegate.json_types import JsonObject, JsonView, read_data_file
 
 from .assets import ClosedWindowsOperator, stream_asset
 from .child_operators import BackfillOperator, MaintainOperator, QualityOperator
+from .deploy_operator import DeployOperator
 from .errors import SPEC_INVALID, SPEC_NAME_TAKEN
 from .pipeline_operator import PipelineOperator
 from .recover_and_pin import (
@@ -219,6 +221,7 @@ class _PipelineDags:
         yield self._build_task_dag("stop", StopOperator, _RETRIED)
         yield self._build_recover_dag()
         yield self._build_task_dag("pin", PinOperator, _RETRIED)
+        yield self._build_task_dag("deploy", DeployOperator)  # a retry would deploy what failed
         shares = {"scrub_shares": count_scrub_shares(self._spec.checkpoint.retain_for)}
         cron = supervision.maintain
         yield self._build_task_dag("maintain", MaintainOperator, shares, schedule=cron)

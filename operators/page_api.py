@@ -27,6 +27,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.deploy_requests import propose_deploy
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.errors import ConfigurationError, TidegateError, TransientError
@@ -355,6 +356,22 @@ def show_log(view: ViewDep) -> JsonObject:
 def show_spec(dag_id: str) -> JsonObject:
     """The file of the stream's spec, with line numbers as errors name them."""
     return _read_spec_file(parse_pipeline_name(dag_id))
+
+
+@_STREAM_ROUTES.get("/deploy")
+def show_deploy(view: ViewDep) -> JsonObject:
+    """What a deploy of the file would change; nothing, while drivers run the file itself."""
+    file, _ = _find_spec_file(view.pipeline)
+    spec = load_any_spec(file)
+    found = propose_deploy(view.store, spec, collect_code(spec, file))
+    if found is None:
+        return {"digest": None, "changes": [], "plan": [], "refused": False}
+    return {
+        "digest": found.copy.digest,
+        "changes": [str(change) for change in found.changes],
+        "plan": found.plan_lines,
+        "refused": found.is_refused,
+    }
 
 
 @_STREAM_ROUTES.get("/verify")

@@ -21,7 +21,6 @@ def seal_epoch(log: SlotLog, **fields: Any) -> None:
         slot=head.next_slot,
         pipeline="p",
         uid="u",
-        spec_digest="s",
         code_version="c",
         parent=str(head.checkpoint) if head.checkpoint else None,
         parent_sha256=head.sha256,
@@ -30,7 +29,7 @@ def seal_epoch(log: SlotLog, **fields: Any) -> None:
         driver="d",
         recorded_now=0,
         created_at=0,
-        **{"counters": Counters(read=rows, released=rows), **fields},
+        **{"spec_digest": "s", "counters": Counters(read=rows, released=rows), **fields},
     )
     log.seal(manifest)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.checkpoints.host_clock import poll_until
 from tidegate.json_types import JsonObject
 
 from . import arguments, output
@@ -24,21 +22,15 @@ from .arguments import (
 )
 from .errors import (
     CANNOT_WRITE,
-    DEPLOY_RETURNED,
-    DEPLOY_WAITS,
-    PLAN_OF_JOB,
     PLAN_OF_OTHER,
     PLAN_OUTDATED,
 )
 
 if TYPE_CHECKING:
     from tidegate.checkpoints.deployed_specs import SpecCopy
-    from tidegate.checkpoints.store import Store
     from tidegate.jobs.spec.job_spec import JobSpec
     from tidegate.jobs.spec.pipeline import PipelineSpec
     from tidegate.jobs.spec.spec_plan import SpecPlan
-
-_POLL_SECONDS = 0.3
 
 
 def show_plan(
@@ -64,7 +56,9 @@ def show_plan(
     """
     given = arguments.find_any_spec(spec, environment)
     if against is None:
-        plan = _plan_with_store(given, store)
+        from tidegate.checkpoints.deploy_requests import plan_with_store
+
+        plan = plan_with_store(arguments.open_existing_store(store), given)
     else:
         plan = _plan_with_file(given, arguments.find_any_spec(against, environment), against)
     if out is not None:
@@ -94,30 +88,6 @@ def _plan_with_file(
     return plan_against_spec(old, given, against)
 
 
-def _plan_with_store(given: PipelineSpec | JobSpec, store: str | None) -> SpecPlan:
-    from tidegate.checkpoints.checkpoint_specs import plan_against_log
-    from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.jobs.spec.job_spec import JobSpec
-
-    place = arguments.open_existing_store(store)
-    if isinstance(given, JobSpec):
-        return _plan_job(given, place)
-    return plan_against_log(SlotLog(place, given.name), given)
-
-
-def _plan_job(given: JobSpec, store: Store) -> SpecPlan:
-    """Compare with the deployed copy: Spark judges the state."""
-    from tidegate.checkpoints.deployed_specs import read_copy, read_deployed
-    from tidegate.jobs.spec.job_spec import JobSpec
-    from tidegate.jobs.spec.spec_plan import plan_job_against_spec
-
-    current = read_deployed(store, given.name).current
-    old = read_copy(store, given.name, current.digest).parse_spec() if current else None
-    if not isinstance(old, JobSpec):
-        raise PLAN_OF_JOB(name=given.name)
-    return plan_job_against_spec(old, given, "the deployed spec")
-
-
 def deploy_spec(
     spec: SpecArgument,
     store: StoreOption = None,
@@ -136,73 +106,36 @@ def deploy_spec(
     spec before. Exit codes: 11 the plan refuses; 2 it failed; 3 no driver has begun with it in
     time, and the next one does.
     """
-    from tidegate.checkpoints.deployed_specs import (
-        compare_with_copy,
-        read_copy,
-        read_deployed,
-        start_deploy,
+    from tidegate.checkpoints.deploy_requests import (
+        await_deploy,
+        propose_deploy,
+        request_deploy,
     )
 
     given = arguments.find_any_spec(spec, environment)
     place = arguments.open_existing_store(store)
-    copy, wanted = _make_copy(given, spec), read_deployed(place, given.name).wanted
-    if wanted is None:
+    proposal = propose_deploy(place, given, _make_copy(given, spec).code)
+    if proposal is None:
         output.print_line(f"{given.name}: nothing is deployed yet; the first driver runs the file")
         return
-    changes = compare_with_copy(read_copy(place, given.name, wanted.digest), given, copy.code)
-    if not changes:
+    if proposal.plan is None:
         output.print_line(f"{given.name}: nothing differs from the deployed spec")
         return
-    found = _plan_with_store(given, store)
+    copy = proposal.copy
     if plan is not None:
-        _require_same_plan(plan, found, copy.digest)
-    for change in changes:
+        _require_same_plan(plan, proposal.plan, copy.digest)
+    for change in proposal.changes:
         output.print_line(f"  {change}")
-    output.print_text("plan", plan=found)
-    if found.exit_code is found.exit_code.REFUSED:
-        raise typer.Exit(found.exit_code)
+    output.print_text("plan", plan=proposal.plan)
+    if proposal.is_refused:
+        raise typer.Exit(proposal.plan.exit_code)
     if not yes:
         typer.confirm("deploy?", abort=True)
-    who = arguments.get_user_name()
-    start_deploy(place, given.name, copy, who=who, why=why)
-    if not _ask_driver_to_make_room(place, given.name, who, why):
+    if not request_deploy(place, given.name, copy, who=arguments.get_user_name(), why=why):
         output.print_line(f"{given.name}: no driver runs; the next one begins with the new spec")
         return
-    _wait_for_deploy(place, given.name, copy.digest, wait)
-
-
-def _ask_driver_to_make_room(store: Store, name: str, who: str, why: str) -> bool:
-    """Have the running driver end after its epoch; return False if none runs."""
-    from tidegate.checkpoints.driver_requests import HOLD_PREFIX, RequestKind, submit_request
-    from tidegate.checkpoints.lease import read_lease
-
-    lease = read_lease(store, name)
-    if lease is None or lease.is_free:
-        return False
-    # Not a stop: the desired state stays, so that the supervisor starts the next driver.
-    request = f"{HOLD_PREFIX}deploy-{secrets.token_hex(8)}"
-    said = f"deploy{f': {why}' if why else ''}"
-    submit_request(
-        store, name, RequestKind.DRAIN, who=who, why=said, token=lease.token, request_id=request
-    )
-    return True
-
-
-def _wait_for_deploy(store: Store, name: str, digest: str, seconds: float) -> None:
-    """Wait until a driver has had its first round with the copy, or has failed.
-
-    Raises:
-        ConfigurationError: it has failed.
-        TransientError: neither in time.
-    """
-    from tidegate.checkpoints.deployed_specs import read_deployed
-
-    if not poll_until(lambda: read_deployed(store, name).trying is None, seconds, _POLL_SECONDS):
-        raise DEPLOY_WAITS(name=name, seconds=seconds)
-    deployed = read_deployed(store, name)
-    if deployed.failed is not None and deployed.failed.deploy.digest == digest:
-        raise DEPLOY_RETURNED(name=name, error=deployed.failed.message)
-    output.print_line(f"{name}: deployed")
+    await_deploy(place, given.name, copy.digest, wait)
+    output.print_line(f"{given.name}: deployed")
 
 
 def _make_copy(given: PipelineSpec | JobSpec, spec: str) -> SpecCopy:

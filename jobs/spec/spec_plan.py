@@ -15,6 +15,13 @@ from .spec_changes import LiveState, SpecChange, compare_jobs, compare_specs
 _SECTIONS = ("sources", "windows", "streams", "pipes", "reducers", "sinks")
 
 
+_VERDICT_WORDS = {
+    "depends": "depends on the state",
+    "restore": "needs a restore",
+    "kept": "goes on",
+}
+
+
 class PlanVerdict(StrEnum):
     """What becomes of one part of a pipeline."""
 
@@ -24,6 +31,11 @@ class PlanVerdict(StrEnum):
     DROPPED = "dropped"
     BEGINS = "begins"
     KEPT = "kept"
+
+    @property
+    def words(self) -> str:
+        """What people read."""
+        return _VERDICT_WORDS.get(self.value, self.value)
 
 
 class PlanExit(IntEnum):

@@ -32,6 +32,7 @@ ACTION_DAG_KINDS = (
     "recover",
     "stop",
     "pin",
+    "deploy",
     "abort_barrier",
     "splice",
     "backfill",

@@ -7,7 +7,7 @@ const EVERY = 2500; // milliseconds; with the server's own 1.5 s everything is s
 const MAIN = document.getElementById("main"), BANNER = document.getElementById("banner");
 const query = new URLSearchParams(location.search);
 const framed = query.has("dag"); // as a panel beside a DAG or a task: that one stream
-const PANEL = {recover: "checkpoints", abort_barrier: "barriers", pin: "checkpoints", quality: "quality"}; // where the panel of a DAG of this kind begins
+const PANEL = {recover: "checkpoints", abort_barrier: "barriers", pin: "checkpoints", deploy: "trail", quality: "quality"}; // where the panel of a DAG of this kind begins
 
 let page = null, turn = 0, good = null, timer = 0, place = null, held = null;
 

@@ -102,6 +102,28 @@ export async function explain(s) {
   } catch (error) { out.replaceChildren(problem(error)); }
 }
 
+/** Have drivers run the file, after a look at its plan. The file may be one that only the workers have. */
+export async function deploy(s) {
+  const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
+  const report = h("div", {class: "report", "aria-live": "polite"}, h("p", {class: "soft"}, "Comparing the file with the spec that drivers run…"));
+  let digest = "";
+  const {go} = form(`Deploy ${s.pipeline}`, [h("p", {}, "A running driver ends after its epoch, and the next one begins with the spec in the file. If that fails, drivers run the spec before."), report],
+    field("Reason, kept with the deploy", why), "Deploy", say => start(`${s.pipeline}.deploy`, {reason: why.value, digest}, say));
+  const listed = (title, lines) => lines.length ? [h("h3", {}, title), h("ul", {}, lines.map(line => h("li", {}, line)))] : null;
+  go.disabled = true; // until the plan is there, or cannot be
+  try {
+    const found = await ask(`api/streams/${s.dag_id}/deploy`);
+    digest = found.digest || "";
+    go.disabled = found.refused || !found.changes.length;
+    report.replaceChildren(...[found.digest === null ? h("p", {}, "Nothing is deployed yet: the first driver runs the file.") : found.changes.length ? null : h("p", {}, "Nothing differs from the deployed spec."),
+      found.refused ? h("p", {class: "note bad"}, mark("bad"), h("span", {}, "The plan refuses it: the state does not fit the new spec.")) : null,
+      listed("What differs", found.changes), listed("Plan", found.plan)].flat().filter(Boolean));
+  } catch (error) {
+    report.replaceChildren(problem(error), h("p", {class: "soft"}, "So no plan is shown here. The run compares the file of Airflow's workers, and refuses what does not fit."));
+    go.disabled = false;
+  }
+}
+
 export async function restore(s, id) {
   const why = h("input", {id: "why", autocomplete: "off", maxlength: 200, required: true, autofocus: true});
   const dry = h("input", {id: "dry", type: "checkbox"});

@@ -2,7 +2,7 @@
 import {barrierLanes, histogram, lines, look, shape, swatch, toneOf} from "./chart.js";
 import {checkpointPanel} from "./checkpoints.js";
 import {checksPanel} from "./checks.js";
-import {FOLLOWS, abortBarrier, explain, questions, restore, showSpec, startStream, stopStream} from "./dialogs.js";
+import {FOLLOWS, abortBarrier, deploy, explain, questions, restore, showSpec, startStream, stopStream} from "./dialogs.js";
 import {graphPanel} from "./graph.js";
 import {resultsPanel} from "./results.js";
 import {proofPanel} from "./proof.js";
@@ -79,7 +79,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       framed ? null : h("a", {href: "#/", class: "back", id: "back", click: event => { event.preventDefault(); open(null); }}, "‹ All streams"),
       h("h1", {}, breakable(pipeline)), pill(s.tone, s.state + (s.paused ? ", DAG paused" : "")),
       h("span", {class: "soft who"}, s.driver ? `driver ${s.driver.pid} on ${s.driver.host}, token ${s.driver.token}${s.step ? ", step " + s.step : ""}` : s.desired.who ? `wanted: ${WANTED[s.desired.state] || s.desired.state}, by ${s.desired.who}${s.desired.why ? `: ${s.desired.why}` : ""}` : ""),
-      control(s),
+      control(s), s.slot && s.may.includes("deploy") ? h("button", {id: "deploy", click: () => deploy(last)}, "Deploy…") : null,
       h("span", {class: "links"}, airflow(`/dags/${dag}`, "Runs in Airflow"))]);
   }
   const REST = ["new", "stopped", "down", "failed", "finished"], DRIVEN = ["running", "waiting", "starting", "draining", "silent", "stalled"];

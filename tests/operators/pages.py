@@ -35,7 +35,7 @@ class FakeAirflowQueries:
         pipelines: Sequence[str],
         store: Store,
         *,
-        may: Sequence[str] = ("stream", "stop", "recover", "pin", "abort_barrier"),
+        may: Sequence[str] = ("stream", "stop", "recover", "pin", "deploy", "abort_barrier"),
         paused: Sequence[str] = (),
     ) -> None:
         self.pipelines, self.may, self.paused = list(pipelines), list(may), set(paused)

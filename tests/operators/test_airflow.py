@@ -196,7 +196,7 @@ def test_the_page_is_behind_airflow_s_login(cockpit: Cockpit) -> None:
     seen = {user: json.loads(cockpit.get(stream, user)[1]) for user in ("vic", "uwe")}
     assert (seen["vic"]["may"], sorted(seen["uwe"]["may"])) == (
         [],
-        ["maintain", "pin", "recover", "stop", "stream"],
+        ["deploy", "maintain", "pin", "recover", "stop", "stream"],
     )
     assert (seen["vic"]["state"], seen["vic"]["holder"]["member"]) == ("running", "JFK/0")
     assert cockpit.get("api/streams/nobody.stream", "vic")[0] == 404

@@ -101,7 +101,7 @@ def test_parsing_imports_nothing_heavy() -> None:
     share, modules, dags = _measure(REPOSITORY / "dags" / "pipelines")
     packages = {name.partition(".")[0] for name in modules}
     assert packages.isdisjoint(HEAVY), packages & set(HEAVY)
-    kinds = ("stream", "stop", "recover", "pin", "abort_barrier", "quality", "maintain")
+    kinds = ("stream", "stop", "recover", "pin", "deploy", "abort_barrier", "quality", "maintain")
     assert {*(f"flights.{kind}" for kind in kinds), "tidegate.sweep"} <= set(dags)
     assert share < 0.2
 
@@ -112,7 +112,7 @@ def test_a_hundred_pipelines_parse_with_few_calls(tmp_path: Path) -> None:
     for number in range(100):
         _write(tmp_path, f"p{number:03}")
     share, _, dags = _measure(tmp_path)
-    assert len(dags) == 601
+    assert len(dags) == 701
     assert share < 1.2
 
 
@@ -313,7 +313,7 @@ def test_a_job_gets_the_dags_that_are_not_about_rows(tmp_path: Path) -> None:
     """It is supervised and swept like a pipeline."""
     (tmp_path / "clicks.yaml").write_text("{kind: job, name: clicks, app: clicks.py}")
     dags = build_dags(tmp_path)
-    kinds = ("stream", "stop", "recover", "pin", "maintain", "quality")
+    kinds = ("stream", "stop", "recover", "pin", "deploy", "maintain", "quality")
     assert set(dags) == {*(f"clicks.{kind}" for kind in kinds), "tidegate.sweep"}
     look: Any = dags["tidegate.sweep"].get_task("look")
     assert look.pipelines == ["clicks"]

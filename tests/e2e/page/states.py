@@ -199,6 +199,7 @@ STATES: Final = [
     State("unpin", "#/ferries", _press("[id^=pin-]")),
     State("check", "#/flights", _press("[id^=check-]")),
     State("diff", "#/flights", _press("[id^=diff-]")),
+    State("deploy", "#/flights", _press("#deploy")),
     State("stop", "#/flights", _press("#stop")),
     State("start", "#/clicks", _press("#start")),
     State("start with a paused DAG", "#/orders", _press("#start")),

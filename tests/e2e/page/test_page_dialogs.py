@@ -66,6 +66,28 @@ def test_a_stream_is_started_and_stopped_where_its_state_is_shown(show: Open) ->
     assert replaced[0]["conf"] == {"reason": "", "replace": True}
 
 
+def test_a_deploy_names_the_file_that_was_shown(show: Open) -> None:
+    """What differs and the plan come first, and what the plan refuses cannot be deployed."""
+    page = show("#/flights", quiet=False)
+    asked = answer_starts(page)
+    shown = {"digest": "d1", "changes": ["sources.b.lag: 1s -> 5s"], "plan": [], "refused": False}
+    page.route("**/api/streams/flights.stream/deploy", lambda route: route.fulfill(json=shown))
+    page.get_by_role("button", name="Deploy…").click()
+    dialog = page.get_by_role("dialog", name="Deploy flights")
+    expect(dialog).to_contain_text("sources.b.lag: 1s -> 5s")
+    dialog.get_by_label("Reason").fill("slow feed")
+    dialog.get_by_role("button", name="Deploy", exact=True).click()
+    expect(dialog).to_contain_text("running")
+    assert asked == [
+        {"url": "flights.deploy/dagRuns", "conf": {"reason": "slow feed", "digest": "d1"}}
+    ]
+    dialog.get_by_role("button", name="Close").click()
+    shown["refused"] = True
+    page.get_by_role("button", name="Deploy…").click()
+    expect(dialog).to_contain_text("The plan refuses it")
+    expect(dialog.get_by_role("button", name="Deploy", exact=True)).to_be_disabled()
+
+
 def test_a_run_that_was_asked_for_cannot_be_cancelled_by_its_window(show: Open) -> None:
     """The window offers to close itself, and to cancel only what Airflow has not taken."""
     page = show("#/flights", quiet=False)
