@@ -6,24 +6,21 @@ and today's code beside that of an earlier commit.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.drivers import Steady
+from tests.named_tests import ROOT
+from tests.wheels import EARLIER, build_wheel, export_commit
 from tidegate import __version__
 from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-# Its code is taken from the history of the repository.
-EARLIER = "e3dab941"
 NEXT = f"{__version__}+next"
+OLD = f"{__version__}+earlier"
 
 
 # In CI, the test below goes on under other code, and back.
@@ -33,8 +30,8 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
 
     Every checkpoint says which code made it; the tables are exact.
     """
-    old = _build_wheel(REPOSITORY, tmp_path)
-    new = _as_version(old, tmp_path / "next.whl")
+    old = build_wheel(ROOT, tmp_path)
+    new = _as_version(old, tmp_path / "next.whl", NEXT)
     steady = Steady(tmp_path / "p", 9)
     for code, epochs in ((old, 3), (new, 3), (old, None)):
         limit = () if epochs is None else ("--epochs", str(epochs))
@@ -46,52 +43,40 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
 
 
 def test_an_earlier_commit_s_driver_and_today_s_take_turns(tmp_path: Path) -> None:
-    """The log that old code wrote goes on under today's, and back; the tables stay exact."""
-    old = _build_wheel(_export_commit(EARLIER, tmp_path / "earlier"), tmp_path / "old")
-    new = _build_wheel(REPOSITORY, tmp_path / "new")
+    """The log that old code wrote goes on under today's, and back.
+
+    The tables are exact. Today's code restores a checkpoint of the old code, to the same rows.
+    """
+    earlier = build_wheel(export_commit(EARLIER, tmp_path / "earlier"), tmp_path / "old")
+    old = _as_version(earlier, tmp_path / "earlier.whl", OLD)
+    new = build_wheel(ROOT, tmp_path / "new")
     steady = Steady(tmp_path / "p", 9)
     for code, epochs in ((old, 3), (new, 3), (old, 1), (new, None)):
         limit = () if epochs is None else ("--epochs", str(epochs))
         assert steady.run("", *limit, environment={"PYTHONPATH": str(code)}) == 0, steady.log_text()
-    assert len(list(read_kept_manifests(steady.log()))) >= 9
+    made = list(read_kept_manifests(steady.log()))
+    versions = [epoch.code_version for epoch in made]
+    assert versions[:7] == [OLD] * 3 + [__version__] * 3 + [OLD]
+    assert set(versions[7:]) == {__version__}
     assert steady.exact().problems == []
+    rows = steady.content()
+
+    back = ("--recover-to", str(made[1].id))
+    assert steady.run("", *back, environment={"PYTHONPATH": str(new)}) == 0, steady.log_text()
+    assert [fork.recover_to for fork in steady.log().list_forks()] == [str(made[1].id)]
+    assert steady.exact().problems == []
+    assert steady.content() == rows
 
 
-def _export_commit(commit: str, folder: Path) -> Path:
-    """Write the files of a commit into a new folder."""
-    archive = folder.with_suffix(".tar")
-    git = ["git", "-C", str(REPOSITORY), "archive", "--format=tar", f"--output={archive}", commit]
-    subprocess.run(git, check=True)
-    with tarfile.open(archive) as files:
-        files.extractall(folder, filter="fully_trusted")  # links to its own folders are among them
-    return folder
-
-
-def _build_wheel(checkout: Path, folder: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(folder),
-        str(checkout),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-def _as_version(wheel: Path, copy: Path) -> Path:
-    """The same code under the next version's number."""
+def _as_version(wheel: Path, copy: Path, version: str) -> Path:
+    """The same code under another version's number."""
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(copy, "w") as after:
         for name in before.namelist():
             data = before.read(name)
             after.writestr(
                 name,
                 (
-                    data.replace(__version__.encode(), NEXT.encode())
+                    data.replace(__version__.encode(), version.encode())
                     if name == "tidegate/__init__.py"
                     else data
                 ),

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import multiprocessing
+import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -371,32 +374,28 @@ def _list_verdicts(plan: SpecPlan) -> list[tuple[str, str]]:
     return [(one.what, one.verdict.value) for one in plan.rows]
 
 
-def list_field_changes() -> Iterator[FieldChange]:
-    """A change of each field.
+Field = tuple[type[PipelineSpec] | type[JobSpec], str]
 
-    Raises:
-        LookupError: no value is known with which a field is valid.
-    """
+
+def list_fields() -> Iterator[Field]:
+    """Each field of pipelines and of jobs, with its model."""
     for model in (PipelineSpec, JobSpec):
         names = dict.fromkeys(path[-1] for path in list_spec_fields(model))
         for name in names:
-            found = find_change(model, name)
-            if found is None:
-                raise LookupError(f"no change of {name}; add one to tests/spec/changed_fields.py")
-            yield found
+            yield model, name
 
 
 class Bases:
     """Pipelines with a spec deployed, each made once and copied for every cell."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._made = folder, dict[str, World]()
+        self.folder, self._made = folder, dict[str, World]()
 
     def open(self, specs: Sequence[Raw], *, is_busy: bool) -> World:
         """A pipeline to which these specs were deployed, one after the other."""
         key = repr((specs, is_busy))
         if key not in self._made:
-            world = World(self._folder)
+            world = World(self.folder)
             if is_busy:
                 world.feed()
             for number, raw in enumerate(specs):
@@ -528,23 +527,47 @@ def read_table() -> list[tuple[str, str]]:
 
 def main() -> int:
     """Print a line for each cell, and the sums."""
-    changes: list[FieldChange | TableRow] = [*list_field_changes(), *TABLE_ROWS]
     outcomes, differing = Counter[Outcome](), 0
-    with tempfile.TemporaryDirectory() as folder, imports_from(folder):
-        bases = Bases(Path(folder))
-        for change in changes:
-            for around in Around:
-                cell = bases.run_cell(change, around)
+    # A process is started for each core, because most of a cell is Python.
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(os.cpu_count(), context) as processes,
+    ):
+        rows = [*list_fields(), *TABLE_ROWS]
+        for cells in processes.map(partial(_run_cells, folder), rows):
+            for cell in cells:
                 outcomes[cell.outcome] += 1
                 differing += bool(cell.differences)
                 end = f"  DIFFERS: {'; '.join(cell.differences)}" if cell.differences else ""
-                line = f"{cell.what:45} {around:12} {cell.outcome:8} {cell.reason[:90]}{end}"
+                line = f"{cell.what:45} {cell.around:12} {cell.outcome:8} {cell.reason[:90]}{end}"
                 sys.stdout.write(line.replace("\n", " ") + "\n")
+            sys.stdout.flush()
     applied, refused = outcomes[Outcome.APPLIED], outcomes[Outcome.REFUSED]
     sys.stdout.write(
         f"{outcomes.total()} cells ({applied} applied, {refused} refused), {differing} differences\n"
     )
     return int(differing > 0)
+
+
+@cache
+def _open_bases(folder: str) -> Bases:
+    """The pipelines of this process, in a folder of its own."""
+    return Bases(Path(tempfile.mkdtemp(dir=folder)))
+
+
+def _run_cells(folder: str, row: TableRow | Field) -> list[Cell]:
+    """Run the cells of a row.
+
+    Raises:
+        LookupError: no value is known with which a field is valid.
+    """
+    change = row if isinstance(row, TableRow) else find_change(*row)
+    if change is None:
+        raise LookupError(f"no change of {row}; add one to tests/spec/changed_fields.py")
+    bases = _open_bases(folder)
+    with imports_from(str(bases.folder)):
+        return [bases.run_cell(change, around) for around in Around]
 
 
 @contextmanager

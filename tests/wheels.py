@@ -1,0 +1,43 @@
+"""Wheels of today's code and of an earlier commit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tests.named_tests import ROOT
+
+# Its code is taken from the history of the repository.
+EARLIER = "e3dab941"
+
+
+def export_commit(commit: str, folder: Path) -> Path:
+    """Write the files of a commit into a new folder."""
+    git = ["git", "-C", str(ROOT)]
+    known = subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"])
+    assert known.returncode == 0, f"this clone lacks {commit}: git fetch --unshallow"
+    archive = folder.with_suffix(".tar")
+    command = [*git, "archive", "--format=tar", f"--output={archive}", commit]
+    subprocess.run(command, check=True)
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="fully_trusted")  # links to its own folders are among them
+    return folder
+
+
+def build_wheel(checkout: Path, folder: Path) -> Path:
+    """Build the wheel of a checkout into a folder."""
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(checkout),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    (found,) = folder.glob("*.whl")
+    return found
