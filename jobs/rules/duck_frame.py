@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache, reduce
 from itertools import count
 from threading import Lock
@@ -76,12 +77,24 @@ def _render_structs(sql: str, held: list[str]) -> str:
     return named.replace("named_struct(", "struct_pack(")
 
 
-def _start_engine(*, for_frames: bool) -> duckdb.DuckDBPyConnection:
-    # One thread: sums of doubles depend on their order, and a replay must find the same. Outputs
-    # run beside each other.
+class _Purpose(Enum):
+    """What an engine is for."""
+
+    QUERIES = "queries of the product"
+    FRAMES = "the rules of rows"
+    EXPRESSIONS = "SQL of a spec as it is written"
+
+
+def _start_engine(purpose: _Purpose) -> duckdb.DuckDBPyConnection:
     engine = duckdb.connect()
-    if for_frames:
+    # DuckDB shows and casts times in the session's zone, by default the host's.
+    engine.execute("SET GLOBAL TimeZone = 'UTC'")
+    if purpose is not _Purpose.QUERIES:
+        # One thread: sums of doubles depend on their order, and a replay must find the same.
+        # Outputs run beside each other.
         engine.execute("SET threads = 1; SET enable_external_access = false")
+    if purpose is _Purpose.EXPRESSIONS:
+        return engine  # macros would give it functions that DuckDB does not have
     register_sketches(engine)
     for macro in _DIALECT["macros"]:
         engine.execute(f"CREATE MACRO {macro}")
@@ -99,8 +112,8 @@ class _RenewedEngine:
     Open sessions keep the DuckDB that they began with.
     """
 
-    def __init__(self, *, for_frames: bool) -> None:
-        self._for_frames, self._lock = for_frames, Lock()
+    def __init__(self, purpose: _Purpose) -> None:
+        self._purpose, self._lock = purpose, Lock()
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._sessions = 0
 
@@ -108,7 +121,7 @@ class _RenewedEngine:
         """Return a new session."""
         with self._lock:
             if self._engine is None or self._sessions == _SESSIONS_PER_ENGINE:
-                self._engine, self._sessions = _start_engine(for_frames=self._for_frames), 0
+                self._engine, self._sessions = _start_engine(self._purpose), 0
             self._sessions += 1
             return self._engine.cursor()
 
@@ -118,7 +131,7 @@ class _RenewedEngine:
             self._engine = None
 
 
-_ENGINES = {which: _RenewedEngine(for_frames=which) for which in (False, True)}
+_ENGINES = {purpose: _RenewedEngine(purpose) for purpose in _Purpose}
 # DuckDB's binding complains about functions in Python that outlive the interpreter.
 for _engine in _ENGINES.values():
     atexit.register(_engine.drop_engine)
@@ -132,9 +145,8 @@ def open_database(*, for_frames: bool = False) -> Iterator[duckdb.DuckDBPyConnec
     reliably. Starting an engine costs as much as a small query, so many sessions share one, and
     those for frames another one, with a single thread and no access to files.
     """
-    with closing(_ENGINES[for_frames].open_session()) as session:
-        # DuckDB shows and casts times in the session's zone, by default the host's.
-        session.execute("SET timezone = 'UTC'")
+    purpose = _Purpose.FRAMES if for_frames else _Purpose.QUERIES
+    with closing(_ENGINES[purpose].open_session()) as session:
         yield session
 
 
@@ -153,6 +165,19 @@ def query_table(rows: Any, query: str, values: Any = None, *, for_frames: bool =
     with open_database(for_frames=for_frames) as session:
         session.register("rows", rows)
         return session.sql(query, params=values).to_arrow_table()
+
+
+def compute_columns(rows: Any, expressions: str) -> Any:
+    """Return a table of SQL expressions over an Arrow table, which come from a validated spec.
+
+    They are in DuckDB's own dialect, and read no file of the driver's machine.
+
+    Raises:
+        duckdb.Error: an expression fails over the rows.
+    """
+    with closing(_ENGINES[_Purpose.EXPRESSIONS].open_session()) as session:
+        session.register("origin", rows)
+        return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()
 
 
 def select_rows(table: Any, where: str) -> Any:

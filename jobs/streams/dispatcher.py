@@ -27,6 +27,7 @@ from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type, to_arrow_types
 from tidegate.jobs.engine.interfaces import DispatchResult, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
+from tidegate.jobs.rules.duck_frame import compute_columns
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
@@ -41,7 +42,6 @@ from .reducers import (
     SentRows,
     add_argument_columns,
     build_reducer,
-    compute_columns,
     describe_batch_failure,
     fold_batch,
 )

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import Row, RowView, list_rows, to_arrow_types
+from tidegate.jobs.rules.duck_frame import compute_columns
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import REDUCER_NOT_CALLABLE, REDUCER_NOT_FOUND
@@ -244,20 +245,6 @@ def add_argument_columns(rows: Any, aggregates: RunningAggregates) -> Any:
     for name in arguments.column_names:
         rows = rows.append_column(name, arguments[name])
     return rows
-
-
-def compute_columns(rows: Any, expressions: str) -> Any:
-    """Return a table of SQL expressions over rows, which come from a validated spec.
-
-    Raises:
-        duckdb.Error: an expression fails over the rows.
-    """
-    # The SQL is the user's: it must not read files of the driver's machine, and the macros of the
-    # row rules would give it functions that DuckDB does not have.
-    with duckdb.connect(config={"enable_external_access": "false"}) as session:
-        session.execute("SET TimeZone = 'UTC'")
-        session.register("origin", rows)
-        return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()  # noqa: S608
 
 
 def make_running_fold(

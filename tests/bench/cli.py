@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,9 @@ COMMANDS = {
     "row": ("row", "shop", "id=7"),
     "list": ("checkpoints", "list", "shop"),
     "validate": ("validate", "shop"),
+    "test": ("test", "shop"),
 }
+CASES = 20  # that the last one runs
 
 
 def call(folder: Path, *words: str) -> None:
@@ -57,6 +60,10 @@ def main() -> None:
         lines = [f"2026-03-01T10:{n // 60:02}:{n % 60:02}Z,{n},{n % 9}.5" for n in range(1_700)]
         (data / "1.csv").write_text("\n".join(["at,id,amount", *lines, ""]))
         call(folder, "init", "shop")
+        call(folder, "test", "shop", "--record")
+        (case,) = (folder / "cases" / "shop").glob("*.yaml")
+        for number in range(1, CASES):
+            shutil.copyfile(case, case.with_name(f"{number}.yaml"))
         call(folder, "run", "shop", "--until-end", "--quiet")
         print("command     wall s  processor s  load")
         for title, words in COMMANDS.items():
