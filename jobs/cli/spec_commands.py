@@ -55,6 +55,7 @@ def validate_specs(
                     output.print_line(f"{name}: the job {pipeline.name} is valid")
                 continue
             warnings = _check_expressions(name, pipeline) + list_spec_warnings(pipeline)
+            _check_topics(pipeline)
         except ConfigurationError as error:
             reports.append({"spec": name, "valid": False, "error": error.as_dict()})
             if not as_json:
@@ -154,6 +155,14 @@ def _check_expressions(name: str, pipeline: PipelineSpec) -> list[str]:
     return [f"{place}: Spark checks this expression when a run starts" for place in places]
 
 
+def _check_topics(pipeline: PipelineSpec) -> None:
+    # The import brings Arrow, which few specs need here.
+    if any(source.kafka is not None for source in pipeline.sources.values()):
+        from tidegate.jobs.sources.topic_checks import require_readable_topics
+
+        require_readable_topics(pipeline, environment=None)
+
+
 def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
     from tidegate.jobs.spec.operations import QualitySpec
 
@@ -167,6 +176,7 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
     from tidegate.jobs.rows.task_support import explain_other_rows
+    from tidegate.jobs.rows.topic_reading import list_undecoded_sources
     from tidegate.jobs.rules.aggregates import list_spark_arguments
     from tidegate.jobs.rules.native_support import (
         explain_spark_rows,
@@ -180,7 +190,9 @@ def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
         found = dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
         between = "Spark SQL, between Python tasks: "
         arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
+        topics = ", ".join(sorted(list_undecoded_sources(pipeline)))
         evaluated = {
+            "messages": topics or None,
             "where, select and rules": explain_unproven_expressions(pipeline),
             "arguments of aggregates": arguments or None,
         }

@@ -55,7 +55,7 @@ from tidegate.jobs.sinks.factory import make_sinks
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.sources.factory import PipelineSources
 from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.sources.kafka_source import needs_jvm
+from tidegate.jobs.sources.topic_checks import require_readable_topics
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .deploy_turn import DeployTurn
@@ -230,6 +230,7 @@ def _run_when_wanted(run: RunContext) -> RunOutcome:
     alive = run.work / ALIVE_FILE
     election = LeaderElection(run.store, spec.name, run.stop, run.retry, options, alive)
     unjudged = require_no_mistakes(spec)
+    require_readable_topics(spec, os.environ)
     # Before Spark starts: a stopped pipeline costs one request now and then, and no memory.
     if not election.wait_until_wanted():
         return ENDED_BEFORE_LEASE
@@ -267,8 +268,6 @@ def _start_mover(
         with contextlib.ExitStack() as on_error:
             mover = SparkMover(view, run.spec, run.work)
             on_error.callback(mover.close)
-            if any(one.kafka and needs_jvm(one.kafka) for one in run.spec.sources.values()):
-                _ = mover.session  # offsets are asked of the brokers through its JVM
             if unjudged:
                 judge_with_spark(mover.session, run.spec, unjudged)
             on_error.pop_all()

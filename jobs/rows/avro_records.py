@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_rules import build_text_pattern
 from tidegate.json_types import JsonObject
 
-from .json_messages import convert_column, list_field_kinds
+from .json_messages import convert_texts, list_field_kinds
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
 _FIELD_TYPES: Final[dict[tuple[str, str | None], pa.DataType]] = {
@@ -382,12 +381,8 @@ def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Ar
             column = column.cast(pa.decimal128(_MOST_DIGITS, 0))
     if not pa.types.is_string(column.type) or pa.types.is_string(kind):
         return column.cast(kind)
-    if pa.types.is_temporal(kind):
-        found, odd = convert_column(column, kind, None)
-        return _require_none(found, odd)
-    plain = pc.match_substring_regex(column, f"^(?:{build_text_pattern(declared)})$")
-    fit = pc.and_(plain, pc.less(pc.utf8_length(column), _MOST_DIGITS))
-    return _require_none(column.cast(kind), pc.invert(fit.fill_null(True)))
+    per_unit = TICKS_PER_UNIT.get(source.parse.timestamps)
+    return _require_none(*convert_texts(column, declared, per_unit))
 
 
 def _require_none(column: pa.Array, odd: Any) -> pa.Array:

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from tidegate.jobs.engine.arrow_tables import to_arrow_types
+from tidegate.jobs.engine.arrow_tables import to_arrow_type, to_arrow_types
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.sources.kafka_source import build_range_schema
 from tidegate.jobs.spec.pipeline import SourceSpec
+from tidegate.jobs.spec.row_rules import build_text_pattern
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 _SMALLEST_BATCH = 64
@@ -32,6 +33,8 @@ _ODD_NUMBER = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
 _MOST_DIGITS = 15
 """A double gives so many decimal digits back, and holds ten to the power of up to 22 exactly."""
 _MOST_SCALE = 22
+_MOST_TEXT = 38
+"""Longer texts of numbers are left to Spark."""
 _DATE = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
@@ -46,7 +49,8 @@ class PlainMessages:
         columns: of the file: those of the source, then four: the reason why a message is bad, its
             text, its offset within 32 bits, its partition.
         former: column -> the name that its field had before.
-        envelope: column -> ``key`` or ``timestamp`` of the message.
+        texts: column -> the header that it takes, or None for the key; and its declared type.
+        timestamp: the column that takes the timestamp of the message.
         ignore_others: whether an object may have more fields.
         tick: microseconds in the unit of times that are numbers; None: they are ISO texts.
     """
@@ -54,7 +58,8 @@ class PlainMessages:
     fields: pa.Schema
     columns: pa.Schema
     former: Mapping[str, str]
-    envelope: Mapping[str, str]
+    texts: Mapping[str, tuple[str | None, str]]
+    timestamp: str | None
     ignore_others: bool
     tick: int | None
 
@@ -67,19 +72,22 @@ def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
 def plan_messages(source: SourceSpec, more: frozenset[str] = frozenset()) -> PlainMessages | None:
     """As `plan_plain_messages`, for messages of any kind; `more` are types that they may have."""
     kafka = get_kafka_options(source)
-    named = {kafka.key: "key", kafka.timestamp: "timestamp"}
-    envelope = {column: own for column, own in named.items() if column is not None}
+    texts: dict[str, tuple[str | None, str]] = {
+        name: (header, source.columns[name]) for name, header in kafka.headers.items()
+    }
+    if kafka.key is not None:
+        texts[kafka.key] = (None, source.columns[kafka.key])
     payload = list_payload_columns(source)
     kinds = _PLAIN_KINDS | more
     known = all(kind in kinds or kind.startswith("decimal") for kind in payload.values())
-    text_key = kafka.key is None or source.columns[kafka.key] == "string"
-    if kafka.headers or not (payload and known and text_key):
+    if not (payload and known):
         return None
     return PlainMessages(
         pa.schema(to_arrow_types(list_field_kinds(source))),
         build_range_schema(source).append(pa.field(PARTITION, pa.int32())),
         list_former_names(source),
-        envelope,
+        texts,
+        kafka.timestamp,
         source.evolution.added == "ignore",
         TICKS_PER_UNIT.get(source.parse.timestamps),
     )
@@ -119,16 +127,17 @@ def join_messages(
     batch: pa.RecordBatch, found: pa.Array, plan: PlainMessages
 ) -> tuple[pa.Table, pa.Table]:
     """As `split_messages`, of messages whose fields are known; null where Spark reads one."""
-    if "key" in plan.envelope.values() and _has_odd_keys(batch):
-        found = pa.nulls(len(found), found.type)
     plain = found.is_valid()
-    if "timestamp" in plan.envelope.values():
+    beside, odd = _read_texts(batch, plan)
+    plain = pc.and_(plain, pa.array(~odd))
+    if plan.timestamp is not None:
         plain = pc.and_(plain, batch["timestamp"].is_valid())
+        beside[plan.timestamp] = batch["timestamp"]
     fields = dict(zip(plan.fields.names, found.filter(plain).flatten(), strict=True))
     messages = batch.filter(plain)
     own: list[Any] = [
-        messages[plan.envelope[column.name]].cast(column.type)
-        if column.name in plan.envelope
+        beside[column.name].filter(plain).cast(column.type)
+        if column.name in beside
         else pc.coalesce(fields[column.name], fields[plan.former[column.name]])
         if column.name in plan.former
         else fields[column.name]
@@ -140,13 +149,71 @@ def join_messages(
     return rows, pa.Table.from_batches([batch.filter(pc.invert(plain))])
 
 
-def _has_odd_keys(batch: pa.RecordBatch) -> bool:
-    """Whether a key is not UTF-8."""
+def _read_texts(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[dict[str, pa.Array], Any]:
+    """The columns of keys and headers, and the messages in which one is odd.
+
+    Raises:
+        pa.ArrowException: Spark has to read all of them.
+    """
+    found: dict[str, pa.Array] = {}
+    odd = np.zeros(batch.num_rows, dtype=bool)
+    for name, (header, declared) in plan.texts.items():
+        raw = batch["key"] if header is None else _select_last_values(batch["headers"], header)
+        if declared == "binary":
+            found[name] = raw
+            continue
+        words, strange = _decode_texts(raw)
+        odd |= strange
+        found[name], strange = convert_texts(words, declared, plan.tick)
+        odd |= strange
+    return found, odd
+
+
+def _select_last_values(headers: Any, name: str) -> pa.Array:
+    """The value of the last header of this name in each message; null without one."""
+    pairs, places = pc.list_flatten(headers), pc.list_parent_indices(headers).to_numpy()
+    is_own = pc.equal(pairs.field("key"), name).to_numpy(zero_copy_only=False)
+    last = np.full(len(headers), -1)
+    last[places[is_own]] = np.flatnonzero(is_own)  # of several, the last one is kept
+    return pairs.field("value").take(pa.array(last, mask=last < 0))
+
+
+def _decode_texts(raw: Any) -> tuple[pa.Array, Any]:
+    """Bytes as texts, and which of them are not UTF-8."""
     try:
-        batch["key"].cast(pa.string())
+        return raw.cast(pa.string()), np.zeros(len(raw), dtype=bool)
     except pa.ArrowInvalid:
-        return True
-    return False
+        texts = [None if value is None else _decode_text(value) for value in raw.to_pylist()]
+        words = pa.array(texts, pa.string())
+        return words, pc.xor(words.is_null(), raw.is_null()).to_numpy(zero_copy_only=False)
+
+
+def _decode_text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def convert_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
+    """Texts as values of a declared type, and which of them Spark has to read.
+
+    Raises:
+        pa.ArrowException: Spark has to read all of them.
+    """
+    kind = to_arrow_type(declared)
+    if pa.types.is_string(kind):
+        return words, np.zeros(len(words), dtype=bool)
+    if pa.types.is_temporal(kind) and (tick is None or pa.types.is_date(kind)):
+        return convert_column(words, kind, None)
+    if pa.types.is_timestamp(kind):
+        declared = "long"
+    plain = pc.match_substring_regex(words, f"^(?:{build_text_pattern(declared)})$")
+    plain = pc.fill_null(pc.and_(plain, pc.less(pc.utf8_length(words), _MOST_TEXT)), True)
+    values = pc.if_else(plain, words, None)
+    if pa.types.is_timestamp(kind):
+        values = pc.multiply_checked(values.cast(pa.int64()), tick or 1)
+    return values.cast(kind), pc.invert(plain).to_numpy(zero_copy_only=False)
 
 
 def parse_objects(values: pa.Array, plan: PlainMessages) -> pa.Array:

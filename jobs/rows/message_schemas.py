@@ -98,12 +98,20 @@ def fetch_schemas(spec: PipelineSpec, unknown: Mapping[str, Collection[int]]) ->
 
 def find_unknown_schemas(
     batch: pa.RecordBatch, source: SourceSpec, schemas: Mapping[int, bytes]
-) -> set[int]:
-    """Return the numbers of schemas that messages of a registry have, and the task has not."""
+) -> dict[int, str]:
+    """Return the schemas of messages of a registry that the task does not have.
+
+    By their numbers, with the place of a message of each.
+    """
+    found: dict[int, str] = {}
     if get_kafka_options(source).registry is None:
-        return set()
-    numbers = map(_find_number, batch["value"].to_pylist())
-    return {number for number in numbers if number is not None} - schemas.keys()
+        return found
+    for row, value in enumerate(batch["value"].to_pylist()):
+        number = _find_number(value)
+        if number is not None and number not in schemas and number not in found:
+            partition, offset = batch["partition"][row], batch["offset"][row]
+            found[number] = f"partition {partition}, offset {offset}"
+    return found
 
 
 def has_header(kafka: KafkaOptions) -> bool:

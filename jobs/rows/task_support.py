@@ -7,7 +7,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
 from .slice_scan import MOST_CELLS
-from .topic_reading import explain_other_topic, list_secret_options
+from .topic_reading import list_undecoded_sources
 
 
 def explain_other_rows(spec: PipelineSpec) -> str | None:
@@ -16,13 +16,6 @@ def explain_other_rows(spec: PipelineSpec) -> str | None:
         for what in window.aggregates.values():
             if (reason := explain_spark_aggregate(what, spec.columns)) is not None:
                 return f"window {name}: {reason}"
-    for name, source in spec.sources.items():
-        if source.kafka is None:
-            continue
-        if (reason := explain_other_topic(source)) is not None:
-            return f"source {name}: {reason}"
-        if spec.spark.uses_connect and (secrets := list_secret_options(source)):
-            return f"source {name}: a plan of Spark Connect would show {', '.join(secrets)}"
     return None
 
 
@@ -40,6 +33,8 @@ def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str 
     """Why Spark SQL evaluates the rows of a cut between two Python tasks; None if it has not to."""
     if (reason := explain_unproven_expressions(spec)) is not None:
         return reason
+    if list_undecoded_sources(spec):
+        return "messages that only Spark SQL decodes"
     if list_spark_arguments(spec):
         return "the argument of an aggregate"
     for unit in units:

@@ -7,7 +7,7 @@ the settings of the spec refer to.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,9 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.sources.kafka_client import RangeReader, translate_settings
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
     build_consumer_settings,
@@ -25,7 +24,6 @@ from tidegate.jobs.sources.kafka_source import (
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
-from tidegate.secret_masks import is_secret_option
 
 from .avro_messages import plan_avro_messages, read_avro_messages
 from .dead_messages import take_dead_messages
@@ -59,23 +57,41 @@ class TopicRange:
     missing: int
 
 
+@dataclass(frozen=True)
+class RawRanges:
+    """Messages of ranges as they came.
+
+    Attributes:
+        rows: key of a part -> its messages, in the order of their offsets.
+        missing: key of a part -> offsets without a message.
+        unknown: source -> what `find_unknown_schemas` returns.
+    """
+
+    rows: dict[str, pa.Table]
+    missing: dict[str, int]
+    unknown: dict[str, dict[int, str]]
+
+
 class UnknownSchemasError(Exception):
     """Messages of a source were written with schemas of a registry that the task does not have."""
 
-    def __init__(self, source: str, numbers: set[int]) -> None:
-        super().__init__(source, numbers)
-        self.source, self.numbers = source, numbers
+    def __init__(self, source: str, schemas: dict[int, str]) -> None:
+        super().__init__(source, schemas)
+        self.source, self.schemas = source, schemas
 
 
-def explain_other_topic(source: SourceSpec) -> str | None:
-    """Why the messages of a topic are not read by tasks; None if they are."""
-    if _plan_messages(source) is None:
-        return "messages with columns that only Spark SQL decodes"
-    try:
-        settings = translate_settings(build_consumer_settings(get_kafka_options(source)))
-    except ConfigurationError:  # who asks the brokers says which variable is missing
-        return "settings that are not known"
-    return None if settings is not None else "settings that only a JVM understands"
+class OddMessagesError(Exception):
+    """Messages of a source have a form that only Spark SQL decodes."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+def list_undecoded_sources(spec: PipelineSpec) -> frozenset[str]:
+    """Return the topics of which Spark SQL decodes all messages that tasks have fetched."""
+    topics = {name: source for name, source in spec.sources.items() if source.kafka is not None}
+    return frozenset(name for name, source in topics.items() if _plan_messages(source) is None)
 
 
 def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
@@ -98,7 +114,7 @@ def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
 def remove_settings(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec without the settings of clients, for the plan of a job.
 
-    Spark Connect needs them there. Its pipelines have no secrets in them (`list_secret_options`).
+    Spark Connect needs them there; they have no secrets in them (`require_readable_topics`).
     """
     if spec.spark.uses_connect:
         return spec
@@ -108,11 +124,6 @@ def remove_settings(spec: PipelineSpec) -> PipelineSpec:
         if source.kafka is not None
     }
     return spec.model_copy(update={"sources": {**spec.sources, **shown}}) if shown else spec
-
-
-def list_secret_options(source: SourceSpec) -> list[str]:
-    """Return the options of a topic whose values are secrets, not references to variables."""
-    return [k for k, v in get_kafka_options(source).options.items() if is_secret_option(k, v)]
 
 
 def require_settings(spec: PipelineSpec) -> None:
@@ -132,9 +143,7 @@ def _find_settings(spec: PipelineSpec, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
         return found
     kafka = get_kafka_options(spec.sources[name])
-    settings = translate_settings(build_consumer_settings(kafka))
-    assert settings is not None  # noqa: S101 - see `explain_other_topic`
-    return settings
+    return translate_settings(build_consumer_settings(kafka))
 
 
 def _plan_messages(source: SourceSpec) -> PlainMessages | None:
@@ -152,18 +161,63 @@ def read_topic_ranges(
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
         ConfigurationError: the brokers refuse this client.
-        pa.ArrowInvalid: a message has a form that only Spark SQL reads.
+        OddMessagesError: a message has a form that only Spark SQL decodes.
         UnknownSchemasError: schemas are missing in `schemas`.
     """
+    found: dict[str, TopicRange] = {}
+    for name, parts in _group_ranges(cut).items():
+        try:
+            found |= _read_source(spec, name, parts, (schemas or {}).get(name))
+        except pa.ArrowException as error:
+            raise OddMessagesError(name) from error
+    return found
+
+
+def fetch_topic_ranges(
+    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Mapping[int, bytes]]
+) -> RawRanges:
+    """Return the messages of all ranges of topics in a cut as they came.
+
+    Raises:
+        TransientError, ConfigurationError: as for `read_topic_ranges`.
+    """
+    found = RawRanges({}, {}, {})
+    for name, parts in _group_ranges(cut).items():
+        batches = [*_fetch_batches(spec, name, parts)]
+        unknown = found.unknown.setdefault(name, {})
+        for batch in batches:
+            unknown |= find_unknown_schemas(batch, spec.sources[name], schemas.get(name, {}))
+        messages = pa.Table.from_batches(batches, MESSAGE_SCHEMA)
+        for part in parts:
+            key, place = part["key"], part["kafka"]
+            own = messages.filter(pc.equal(messages["partition"], place["partition"]))
+            found.rows[key] = own.sort_by("offset")
+            found.missing[key] = place["to"] - place["from"] - own.num_rows
+    return found
+
+
+def _group_ranges(cut: Cut) -> dict[str, list[JsonObject]]:
+    """Source -> its planned ranges."""
     ranges: dict[str, list[JsonObject]] = {}
     for piece in cut.slices:
-        parts = [part for part in piece.parts if "kafka" in part]
-        ranges.setdefault(piece.member.source, []).extend(parts)
-    found: dict[str, TopicRange] = {}
-    for name, parts in ranges.items():
-        if parts:
-            found |= _read_source(spec, name, parts, (schemas or {}).get(name))
-    return found
+        for part in piece.parts:
+            if "kafka" in part:
+                ranges.setdefault(piece.member.source, []).append(part)
+    return ranges
+
+
+def _fetch_batches(
+    spec: PipelineSpec, name: str, parts: list[JsonObject]
+) -> Generator[pa.RecordBatch]:
+    places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
+    reader = _open_reader(spec, name)
+    try:
+        with closing(reader.read_ranges(places)) as batches:
+            yield from batches
+    except BaseException:
+        # The next attempt opens a new client: this one may hold addresses of dead brokers.
+        close_reader(spec.name, name)
+        raise
 
 
 def _read_source(
@@ -174,26 +228,19 @@ def _read_source(
 ) -> dict[str, TopicRange]:
     source = spec.sources[name]
     plan = _plan_messages(source)
-    assert plan is not None  # noqa: S101 - see `explain_other_topic`
+    assert plan is not None  # noqa: S101 - see `list_undecoded_sources`
     payload = get_kafka_options(source).payload
-    places = {p["kafka"]["partition"]: (p["kafka"]["from"], p["kafka"]["to"]) for p in parts}
-    tables, unknown = [plan.columns.empty_table()], set[int]()
-    reader = _open_reader(spec, name)
-    try:
-        with closing(reader.read_ranges(places)) as batches:
-            for batch in batches:
-                if schemas is None:
-                    tables += _read_json(name, source, batch, plan)
-                    continue
-                unknown |= find_unknown_schemas(batch, source, schemas)
-                if not unknown:
-                    rows, others = _DECODERS[payload](batch, plan, source, schemas)
-                    _require_no_others(name, others)
-                    tables += rows
-    except BaseException:
-        # The next attempt opens a new client: this one may hold addresses of dead brokers.
-        close_reader(spec.name, name)
-        raise
+    tables, unknown = [plan.columns.empty_table()], dict[int, str]()
+    with closing(_fetch_batches(spec, name, parts)) as batches:
+        for batch in batches:
+            if schemas is None:
+                tables += _read_json(name, source, batch, plan)
+                continue
+            unknown |= find_unknown_schemas(batch, source, schemas)
+            if not unknown:
+                rows, others = _DECODERS[payload](batch, plan, source, schemas)
+                _require_no_others(name, others)
+                tables += rows
     if unknown:
         raise UnknownSchemasError(name, unknown)
     rows = pa.concat_tables(tables)
@@ -218,7 +265,7 @@ def _read_json(
 
 def _require_no_others(name: str, others: pa.Table) -> None:
     if others.num_rows:
-        raise pa.ArrowInvalid(f"messages of source {name} that only Spark SQL reads")
+        raise OddMessagesError(name)
 
 
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:

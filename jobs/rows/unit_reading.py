@@ -34,6 +34,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame, combine_frames
+from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 
@@ -66,7 +67,7 @@ from .late_rows import (
 from .member_scan import MemberScan
 from .object_reading import make_part, open_part
 from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
-from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
+from .slice_reading import POSITION_COLUMNS, CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
     has_safe_times,
     keep_data_rows,
@@ -75,7 +76,12 @@ from .slice_scan import (
     scan_slice,
 )
 from .stored_partials import SENT_BYTES, store_partials
-from .topic_reading import UnknownSchemasError, read_topic_ranges
+from .topic_reading import (
+    OddMessagesError,
+    UnknownSchemasError,
+    fetch_topic_ranges,
+    read_topic_ranges,
+)
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
@@ -95,6 +101,7 @@ class ReadOrder:
         store: address of the pipeline's store.
         most_bytes: of partial aggregates of one unit.
         schemas: source -> schemas of its Avro or Protobuf messages, by number.
+        undecoded: topics whose messages tasks fetch and Spark SQL decodes.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
         sent_bytes: of partial aggregates in one answer; more of them go by way of the store.
@@ -109,6 +116,7 @@ class ReadOrder:
     most_bytes: int
     schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
     gone: Mapping[str, bytes] = field(default_factory=dict)
+    undecoded: frozenset[str] = frozenset()
     sent_bytes: int = SENT_BYTES
 
 
@@ -150,7 +158,9 @@ class UnitAnswer:
         dead_refused: error for the first dead row that `on_bad` or a rule does not allow.
         error: why nothing can be sealed; the rest says nothing then.
         corrupt: keys of objects that cannot be read; the rest says nothing then.
-        unknown: source -> numbers of schemas of a registry that the task lacked.
+        unknown: source -> number of a schema of a registry that the task lacked -> the place of a
+            message with it.
+        odd: topics with messages that only Spark SQL decodes.
         left: why Spark SQL has to compute the epoch; the rest says nothing then.
     """
 
@@ -173,7 +183,8 @@ class UnitAnswer:
     dead_refused: PoisonError | None = None
     error: TidegateError | None = None
     corrupt: tuple[str, ...] = ()
-    unknown: dict[str, set[int]] = field(default_factory=dict)
+    unknown: dict[str, dict[int, str]] = field(default_factory=dict)
+    odd: set[str] = field(default_factory=set)
     left: str | None = None
 
 
@@ -233,22 +244,50 @@ def decode_parts(
 ) -> UnitReading:
     """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
 
-    Their `_m` is the index of their slice in the whole cut. Other arguments are as `read_parts`
-    has them.
+    They have a `BAD_REASON`, and their `_m` is the index of their slice in the whole cut. Of topics
+    in `ReadOrder.undecoded` they are the messages, with `_m`, `_p` and `_o`. Other arguments are as
+    `read_parts` has them.
     """
     unit = chosen.unit
 
     def read(answer: UnitAnswer) -> pa.Table:
         """Read the rows."""
+        if find_source(chosen) in order.undecoded:
+            return _fetch_messages(answer, order, chosen)
         parts = _open_parts(answer, order, unit)
-        source = order.spec.sources[unit.cut.slices[parts[0].member].member.source]
+        source = order.spec.sources[find_source(chosen)]
         numbered = list(zip(chosen.places, parts, strict=True))
         rows = read_parts(columns, numbered, source, to_nested_type)
+        if BAD_REASON not in rows.column_names:
+            rows = rows.append_column(BAD_REASON, pa.nulls(rows.num_rows, pa.string()))
         answer.rows = rows.num_rows
         slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
         return replace_column(rows, "_m", pa.array(slices))
 
     return _run_task(unit, read)
+
+
+def find_source(chosen: SimilarParts) -> str:
+    """Return whose objects these are; of several alike, the first source."""
+    return next(piece.member.source for piece in chosen.unit.cut.slices if piece.parts)
+
+
+def _fetch_messages(answer: UnitAnswer, order: ReadOrder, chosen: SimilarParts) -> pa.Table:
+    """The messages of topics, for Spark SQL."""
+    unit, tables = chosen.unit, []
+    found = fetch_topic_ranges(order.spec, unit.cut, order.schemas)
+    for place, part in zip(chosen.places, list_parts(unit), strict=True):
+        messages = found.rows[part.key]
+        values = unit.indexes[part.member], place, part.ordinal
+        for (name, _, kind), value in zip(POSITION_COLUMNS, values, strict=False):
+            own = np.full(messages.num_rows, value, kind.to_pandas_dtype())
+            messages = messages.append_column(name, pa.array(own))
+        tables.append(messages)
+    rows = pa.concat_tables(tables)
+    answer.rows, answer.read_bytes = rows.num_rows, rows.nbytes
+    answer.missing = {key: count for key, count in found.missing.items() if count}
+    answer.unknown = found.unknown
+    return rows
 
 
 def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitReading:
@@ -302,8 +341,12 @@ def _run_task(unit: ReadUnit, body: Callable[[UnitAnswer], pa.Table | None]) -> 
     except TidegateError as error:
         answer.error = error
     except UnknownSchemasError as error:
-        answer.unknown = {error.source: error.numbers}
+        answer.unknown = {error.source: error.schemas}
+        answer.odd = {error.source}
         answer.left = "messages with schemas that the tasks do not have"
+    except OddMessagesError as error:
+        answer.odd = {error.source}
+        answer.left = f"messages of source {error.source} that only Spark SQL decodes"
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
     return UnitReading(answer, TaskReport.measure_since(begun), kept)

@@ -1,17 +1,15 @@
-"""A Kafka client in the driver's own process, for topics that can be read without a JVM.
+"""The Kafka client that reads topics: confluent-kafka (librdkafka), in the driver and in tasks.
 
-confluent-kafka (librdkafka) needs less processor time for a message than Spark's connector does
-(docs/measurements.md, `make bench-kafka`). It understands only some of the Java client's settings,
-whose names `kafka.options` has. `translate_settings` says which; with other settings, and where the
-library is not installed, the JVM's clients are used.
+`kafka.options` has names of its settings, or those names of the Java client that
+`translate_settings` knows.
 """
 
 import re
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +23,9 @@ from .errors import (
     CHANGED_WHILE_READ,
     KAFKA_CERTIFICATE,
     KAFKA_DENIED,
+    KAFKA_NO_CLIENT,
     KAFKA_NO_TOPIC,
+    KAFKA_OTHER_OPTION,
     KAFKA_UNAVAILABLE,
 )
 
@@ -36,27 +36,45 @@ MESSAGE_SCHEMA: Final = pa.schema(
         "partition": pa.int32(),
         "offset": pa.int64(),
         "timestamp": pa.timestamp("us", "UTC"),
+        "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
     }
 )
 """Columns of the batches that `RangeReader.read_ranges` yields.
 
-`timestamp` is null unless a column takes it, and where no column can hold it.
+`timestamp` is null unless a column takes it, and where no column can hold it; so are `headers`
+unless a column takes one.
 """
 
-_SAME_NAMES = frozenset(
-    {
-        "bootstrap.servers",
-        "client.id",
-        "client.rack",
-        "isolation.level",
-        "sasl.mechanism",
-        "security.protocol",
-    }
-)
 _LOGIN = re.compile(
     r"\s*org\.apache\.kafka\.common\.security\.(?:plain\.Plain|scram\.Scram)LoginModule"
     r'\s+required\s+username="([^"\\]*)"\s+password="([^"\\]*)"\s*;\s*'
 )
+_STORES: Final = {
+    "truststore": ("ssl.ca.location",),
+    "keystore": ("ssl.certificate.location", "ssl.key.location"),
+}
+"""Files of TLS by Java's names, and the settings that take such a file in PEM."""
+_SAME_STORES: Final = (("keystore", None), ("keystore", "PKCS12"))
+"""Files that librdkafka takes by Java's name for them."""
+_LEAVE_OUT: Final = "leave it out, or name a setting of librdkafka (its CONFIGURATION.md has all)"
+_INSTEAD: Final = {
+    "sasl.jaas.config": "use sasl.username and sasl.password; of Java's texts only those with the"
+    " PlainLoginModule or a ScramLoginModule are understood",
+    "sasl.oauthbearer": "use sasl.oauthbearer.method: oidc with sasl.oauthbearer.client.id,"
+    " sasl.oauthbearer.client.secret and sasl.oauthbearer.token.endpoint.url",
+    "sasl.login": "use sasl.oauthbearer.method: oidc and what belongs to it",
+    "ssl.truststore": "use ssl.ca.location with the authorities in PEM (keytool -exportcert -rfc"
+    " writes it); without one, those of the system are trusted",
+    "ssl.keystore": "use ssl.certificate.location and ssl.key.location in PEM, or"
+    " ssl.keystore.location with ssl.keystore.type: PKCS12",
+    "ssl.protocol": "leave it out; the two sides agree on the newest version of TLS",
+    "ssl.enabled.protocols": "leave it out; the two sides agree on the newest version of TLS",
+    "fetch.max.wait.ms": "use fetch.wait.max.ms",
+    "receive.buffer.bytes": "use socket.receive.buffer.bytes",
+    "send.buffer.bytes": "use socket.send.buffer.bytes",
+    "default.api.timeout.ms": "use socket.timeout.ms",
+}
+"""Beginnings of names that only Java's client has, and what to do."""
 _Settings = dict[str, Any]
 _CONNECTION_SETTINGS: _Settings = {
     "log_level": 0,
@@ -86,35 +104,69 @@ _SILENCE_SECONDS = 30.0
 _QUESTION_SECONDS = 15.0
 
 
-def translate_settings(settings: Mapping[str, str]) -> _Settings | None:
-    """Return the settings of a Java client as settings of librdkafka.
+def translate_settings(settings: Mapping[str, str]) -> _Settings:
+    """Return settings of librdkafka for those of a spec, which may have names of the Java client.
 
-    None if one of them has no counterpart here, or if the library is not installed. TLS needs a
-    truststore in PEM: a JVM trusts other authorities than the system does.
+    Raises:
+        ConfigurationError: the library is not installed, or has no such setting.
 
-    >>> translate_settings({"bootstrap.servers": "b:9092", "isolation.level": "read_committed"})
+    >>> translate_settings({"bootstrap.servers": "b:9092", "isolation.level": "READ_COMMITTED"})
     {'bootstrap.servers': 'b:9092', 'isolation.level': 'read_committed'}
-    >>> translate_settings({"bootstrap.servers": "b:9092", "security.protocol": "SSL"}) is None
-    True
     """
-    found: _Settings = {k: v for k, v in settings.items() if k in _SAME_NAMES}
-    protocol = settings.get("security.protocol", "PLAINTEXT").upper()
-    is_known_level = found.get("isolation.level") in (None, "read_committed", "read_uncommitted")
-    rest = {k: v for k, v in settings.items() if k not in _SAME_NAMES}
-    if (login := _LOGIN.fullmatch(rest.get("sasl.jaas.config", ""))) is not None:
+    found: _Settings = dict(settings)
+    login = _LOGIN.fullmatch(found.get("sasl.jaas.config", ""))
+    if login is not None:
+        del found["sasl.jaas.config"]
         found["sasl.username"], found["sasl.password"] = login.groups()
-        del rest["sasl.jaas.config"]
-    if rest.pop("ssl.truststore.type", None) == "PEM" and "ssl.truststore.location" in rest:
-        found["ssl.ca.location"] = rest.pop("ssl.truststore.location")
-    has_trust = not protocol.endswith("SSL") or "ssl.ca.location" in found
-    has_login = not protocol.startswith("SASL") or "sasl.username" in found
-    is_installed = find_spec("confluent_kafka") is not None
-    is_clear = is_installed and is_known_level and has_trust and has_login and not rest
-    return found if is_clear else None
+    for store, names in _STORES.items():
+        place, kind = f"ssl.{store}.location", found.pop(f"ssl.{store}.type", None)
+        if place in found and kind == "PEM":
+            found |= dict.fromkeys(names, found.pop(place))
+        elif place in found and (store, kind) not in _SAME_STORES:
+            raise _refuse_option(place)
+    if found.get("ssl.endpoint.identification.algorithm") == "":  # Java's word for no check
+        found["ssl.endpoint.identification.algorithm"] = "none"
+    if "isolation.level" in found:
+        found["isolation.level"] = found["isolation.level"].lower()
+    require_known_options(found)
+    return found
+
+
+def require_known_options(options: Collection[str]) -> None:
+    """Refuse names of settings that librdkafka does not have.
+
+    Raises:
+        ConfigurationError: the library is not installed, or has no such setting.
+    """
+    for name in options:
+        if not _is_known_option(name):
+            raise _refuse_option(name)
+
+
+@cache
+def _is_known_option(name: str) -> bool:
+    try:
+        from confluent_kafka import Consumer, KafkaException
+    except ImportError as error:
+        raise KAFKA_NO_CLIENT() from error
+    try:
+        # The second name exists nowhere, so no client is opened. Values are judged later.
+        Consumer({"group.id": "tidegate", name: "", "tidegate.no.option": ""})
+    except TypeError:  # a function is wanted, which no spec has
+        return False
+    except KafkaException as error:
+        told = error.args[0].str()
+        return "not supported" not in told and f'No such configuration property: "{name}"' != told
+    return True
+
+
+def _refuse_option(name: str) -> TidegateError:
+    instead = next((own for known, own in _INSTEAD.items() if name.startswith(known)), _LEAVE_OUT)
+    return KAFKA_OTHER_OPTION(option=name, instead=instead)
 
 
 class ClientTopicOffsets:
-    """Implements `TopicOffsets` (kafka_source.py) without a JVM.
+    """Implements `TopicOffsets` (kafka_source.py).
 
     Args:
         kafka: the source's options.
@@ -286,8 +338,19 @@ class RangeReader:
             pa.array([message.partition() for message in messages], pa.int32()),
             pa.array([message.offset() for message in messages], pa.int64()),
             moments.cast(MESSAGE_SCHEMA.field("timestamp").type),
+            self._tabulate_headers(messages),
         ]
         return pa.record_batch(columns, MESSAGE_SCHEMA)
+
+    def _tabulate_headers(self, messages: Sequence[Any]) -> pa.Array:
+        kind = MESSAGE_SCHEMA.field("headers").type
+        if not self._kafka.headers:
+            return pa.nulls(len(messages), kind)
+        found = [
+            [{"key": key, "value": value} for key, value in message.headers() or ()]
+            for message in messages
+        ]
+        return pa.array(found, kind)
 
     def _is_end_of_partition(self, event: Any) -> bool:
         """Whether a message without a value tells that its partition has no more for now.

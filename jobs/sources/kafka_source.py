@@ -9,8 +9,7 @@ Offsets that retention removed before they were read are a gap, which is always 
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import urllib3
 
-from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.engine.arrow_tables import to_arrow_types
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
@@ -33,14 +31,8 @@ from tidegate.json_types import JsonObject, JsonView
 
 from .errors import (
     CHANGED_WHILE_READ,
-    KAFKA_CERTIFICATE,
-    KAFKA_DENIED,
     KAFKA_GAP,
-    KAFKA_NO_CLIENT,
-    KAFKA_NO_JVM,
-    KAFKA_NO_TOPIC,
     KAFKA_OTHER_TOPIC,
-    KAFKA_UNAVAILABLE,
     NO_SCHEMA_FOLDER,
     REGISTRY_DENIED,
     REGISTRY_UNAVAILABLE,
@@ -65,8 +57,7 @@ class TopicOffsets(Protocol):
 
         Raises:
             TransientError: no broker answers, or there is no such topic.
-            ConfigurationError: the brokers refuse this client, a variable that `options` name is
-                not set, or the session has no Kafka client.
+            ConfigurationError: the brokers refuse this client.
         """
         ...
 
@@ -250,24 +241,8 @@ class KafkaSource:
         }
 
 
-# `kafka.options` has the Java client's names for settings; kafka_client.py understands some.
-# With others, topic ids and offsets are asked of the broker through the Java client in the driver's
-# JVM, which Spark's connector brings (docs/dependencies.md, Kafka). With Spark Connect the driver
-# has no JVM, so such a source needs a classic session.
-
-_TIMEOUT_MILLIS = 15_000  # of one question; the plan step as a whole has 120 s
-_REFUSALS = ("AuthenticationException", "AuthorizationException", "ConfigException")
-_CERTIFICATE_FAULTS = (
-    "Certificate",
-    "CertPath",
-    "SunCertPath",
-    "SSLHandshake",
-    "SslAuthentication",
-)
-
-
 def build_consumer_settings(kafka: KafkaOptions) -> dict[str, str]:
-    """Return the Kafka client's settings, with values ``env:NAME`` read from the environment.
+    """Return a source's settings by the names of the spec, with the values of ``env:NAME``.
 
     Unless the options set another isolation level, only committed messages are read.
 
@@ -278,130 +253,14 @@ def build_consumer_settings(kafka: KafkaOptions) -> dict[str, str]:
     return {"bootstrap.servers": kafka.servers, "isolation.level": "read_committed", **options}
 
 
-def needs_jvm(kafka: KafkaOptions) -> bool:
-    """Return whether only a JVM's client can ask the brokers of a topic.
-
-    Raises:
-        ConfigurationError: a variable that the options name is not set.
-    """
-    return translate_settings(build_consumer_settings(kafka)) is None
-
-
 def open_topic_offsets(kafka: KafkaOptions) -> TopicOffsets:
     """Return the client that asks the brokers of a topic; it connects with the first question.
 
     Raises:
-        ConfigurationError: a variable that the options name is not set.
+        ConfigurationError: a variable that the options name is not set, or the client does not know
+            one of the options.
     """
-    settings = translate_settings(build_consumer_settings(kafka))
-    return JvmTopicOffsets(kafka) if settings is None else ClientTopicOffsets(kafka, settings)
-
-
-class JvmTopicOffsets:
-    """Implements `TopicOffsets` with the AdminClient of the driver's JVM."""
-
-    def __init__(self, kafka: KafkaOptions, jvm: Callable[[], Any] | None = None) -> None:
-        self._kafka = kafka
-        self._jvm = jvm or _get_spark_jvm
-        self._admin: Any = None
-
-    def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
-        """Return partition -> (first offset held, offset after the last that may be read)."""
-        with self._admin_session() as (jvm, admin):
-            partitions = [
-                info.partition() for info in self._describe_topic(jvm, admin).partitions()
-            ]
-            specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
-            first, end = (
-                self._list_offsets(jvm, admin, partitions, spec, settled=settled)
-                for spec in (specs.earliest(), specs.latest())
-            )
-            return {partition: (first[partition], end[partition]) for partition in partitions}
-
-    def read_topic_id(self) -> str | None:
-        """Return the id of the topic that has the name now; None from brokers without ids."""
-        with self._admin_session() as (jvm, admin):
-            topic_id = self._describe_topic(jvm, admin).topicId()
-            if topic_id.equals(jvm.org.apache.kafka.common.Uuid.ZERO_UUID):
-                return None
-            return str(topic_id.toString())
-
-    @contextmanager
-    def _admin_session(self) -> Iterator[tuple[Any, Any]]:
-        """Give the JVM and its admin client; translate the client's exceptions."""
-        from py4j.protocol import Py4JJavaError
-
-        try:
-            jvm = self._jvm()
-            yield jvm, self._get_admin_client(jvm)
-        except Py4JJavaError as error:
-            # The next question opens a new client: this one may hold addresses of dead brokers.
-            if self._admin is not None:
-                self._admin.close(self._jvm().java.time.Duration.ofMillis(0))
-                self._admin = None
-            raise self._translate_jvm_error(error.java_exception) from None
-
-    def _describe_topic(self, jvm: Any, admin: Any) -> Any:
-        names = jvm.java.util.Collections.singletonList(self._kafka.topic)
-        return admin.describeTopics(names).allTopicNames().get().get(self._kafka.topic)
-
-    def _list_offsets(
-        self, jvm: Any, admin: Any, partitions: list[int], spec: Any, *, settled: bool
-    ) -> dict[int, int]:
-        kafka = jvm.org.apache.kafka
-        isolation = build_consumer_settings(self._kafka)["isolation.level"]
-        levels = kafka.common.IsolationLevel
-        level = (
-            levels.READ_COMMITTED
-            if settled and isolation == "read_committed"
-            else levels.READ_UNCOMMITTED
-        )
-        question = jvm.java.util.HashMap()
-        keys = {p: kafka.common.TopicPartition(self._kafka.topic, p) for p in partitions}
-        for key in keys.values():
-            question.put(key, spec)
-        answer = admin.listOffsets(question, kafka.clients.admin.ListOffsetsOptions(level))
-        return {p: answer.partitionResult(key).get().offset() for p, key in keys.items()}
-
-    def _get_admin_client(self, jvm: Any) -> Any:
-        if self._admin is None:
-            settings = jvm.java.util.Properties()
-            for name, value in build_consumer_settings(self._kafka).items():
-                settings.setProperty(name, value)
-            settings.remove("isolation.level")  # a setting of consumers only
-            settings.setProperty("request.timeout.ms", str(_TIMEOUT_MILLIS // 2))
-            settings.setProperty("default.api.timeout.ms", str(_TIMEOUT_MILLIS))
-            try:
-                self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
-            except TypeError as error:  # py4j takes the name of an absent class for a package
-                raise KAFKA_NO_CLIENT() from error
-        return self._admin
-
-    def _translate_jvm_error(self, cause: Any) -> TransientError | ConfigurationError:
-        while cause.getCause() is not None:
-            cause = cause.getCause()
-        kind, detail = cause.getClass().getSimpleName(), str(cause.getMessage())
-        # "No resolvable bootstrap urls": DNS does not know the names, perhaps only now.
-        if kind == "ConfigException" and "resolvable" in detail:
-            entry = KAFKA_UNAVAILABLE
-        elif kind == "UnknownTopicOrPartitionException":
-            entry = KAFKA_NO_TOPIC
-        elif kind.endswith(_REFUSALS) and "Ssl" not in kind:
-            entry = KAFKA_DENIED
-        elif kind.startswith(_CERTIFICATE_FAULTS):
-            entry = KAFKA_CERTIFICATE
-        else:
-            entry, detail = KAFKA_UNAVAILABLE, f"{kind}: {detail}"
-        return entry(topic=self._kafka.topic, servers=self._kafka.servers, detail=detail)
-
-
-def _get_spark_jvm() -> Any:
-    from pyspark import SparkContext
-
-    context = SparkContext._active_spark_context
-    if context is None or context._jvm is None:
-        raise KAFKA_NO_JVM()
-    return context._jvm
+    return ClientTopicOffsets(kafka, translate_settings(build_consumer_settings(kafka)))
 
 
 # Schemas by the number that messages carry, from a schema registry or a folder. A number always

@@ -1,8 +1,9 @@
 """Read jobs in which Spark SQL evaluates what only Spark can; the one module that knows how.
 
 That is an expression of `select`, `where`, a rule or an aggregate, or a cast, that DuckDB is not
-proven to compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates
-them, and a Python task of the same partition folds them.
+proven to compute as Spark SQL does, or messages of a topic that only Spark SQL decodes. A Python
+task reads the rows or fetches the messages of its unit, Spark SQL evaluates them, and a Python task
+of the same partition folds them.
 
 One plan of Spark SQL takes objects that look alike. Where a cut has others as well, a shuffle
 brings the rows of each unit together.
@@ -24,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 from tidegate.jobs.rows.column_casts import cast_to_declared, select_readable_columns
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.dead_rows import IS_LETTER
+from tidegate.jobs.rows.json_messages import get_kafka_options
 from tidegate.jobs.rows.kept_rows import encode_kept_rows
 from tidegate.jobs.rows.slice_reading import (
     POSITION_COLUMNS,
@@ -38,6 +40,7 @@ from tidegate.jobs.rows.unit_reading import (
     UnitAnswer,
     UnitReading,
     decode_parts,
+    find_source,
     fold_unit,
     list_parts,
     select_parts,
@@ -45,15 +48,20 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, open_schema_registry
 from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.spec.source_spec import SourceSpec
 
 from .cut_reader import format_ddl, to_nested_type
 from .errors import SPARK_FAILED
+from .json_decoding import MESSAGE_DDL
+from .kafka_payloads import decode_messages
 from .python_tasks import KeptRows, describe_task, open_inbox, prepare_context, prepare_worker
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
+_PLACES: Final = "_m int, _p int, _o bigint"
 _PIECES: Final = "unit int, data binary"
 """The columns of `kept_rows.KeptPiece`."""
 
@@ -107,9 +115,16 @@ def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, lis
     """Return what each plan reads, by unit."""
     groups: dict[PartsForm, list[SimilarParts]] = defaultdict(list)
     for unit in units:
-        parts = list(enumerate(list_parts(unit)))
-        for form, similar in group_similar_parts(order.spec, unit.cut, parts).items():
-            groups[form].append(select_parts(unit, tuple(place for place, _ in similar)))
+        plain, undecoded = [], defaultdict(list)
+        for place, part in enumerate(list_parts(unit)):
+            source = unit.cut.slices[part.member].member.source
+            if source in order.undecoded:
+                undecoded[part.columns, source].append((place, part))
+            else:
+                plain.append((place, part))
+        similar = group_similar_parts(order.spec, unit.cut, plain)
+        for form, parts in [*similar.items(), *undecoded.items()]:
+            groups[form].append(select_parts(unit, tuple(place for place, _ in parts)))
     return groups
 
 
@@ -145,21 +160,33 @@ def _select_evaluated_rows(
     outlet: _Outlet,
 ) -> DataFrame:
     """The rows of objects that look alike, cast, selected and judged."""
-    piece = next(piece for piece in chosen[0].unit.cut.slices if piece.parts)
-    source = order.spec.sources[piece.member.source]
+    name = find_source(chosen[0])
+    source = order.spec.sources[name]
     physical = {**dict(columns), BAD_REASON: "string"}
     schema = format_ddl(columns, POSITION_COLUMNS)
     schema += "" if BAD_REASON in dict(columns) else f", {BAD_REASON} string"
+    if name in order.undecoded:
+        schema = f"{MESSAGE_DDL}, {_PLACES}"
     # Only the driver can read the text of a type of Spark SQL.
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     decode = partial(_decode_parts, order, (columns, nested), chosen, first, outlet)
     raw = session.range(0, len(chosen), 1, len(chosen)).mapInArrow(decode, schema)
+    if name in order.undecoded:
+        raw = _decode_messages(raw, source)
     rows: DataFrame = cast_to_declared(raw, source, physical)
     if arguments := list_spark_arguments(order.spec):
         rows = _add_arguments(rows, chosen, arguments)
     others = [quote_name(name) for name in rows.columns if name != "_json"]
     # The text of a row costs more than all else of it.
     return rows.selectExpr(*others, f"IF({IS_LETTER}, _json, NULL) AS _json")
+
+
+def _decode_messages(messages: DataFrame, source: SourceSpec) -> DataFrame:
+    """The rows of messages that tasks have fetched, with the columns of `POSITION_COLUMNS`."""
+    registry = open_schema_registry(get_kafka_options(source))
+    known = None if registry is None else registry.known
+    rows = decode_messages(messages, source, known, ("_m", "_p", "_o"))
+    return rows.withColumn("_row", F.col(OFFSET_COLUMN))
 
 
 def _add_arguments(
@@ -221,8 +248,9 @@ def _add_readings(answer: UnitAnswer, read: list[UnitAnswer]) -> bool:
         answer.read_bytes += one.read_bytes
         answer.missing |= one.missing
         answer.corrupt += one.corrupt
-        for source, numbers in one.unknown.items():
-            answer.unknown[source] = answer.unknown.get(source, set()) | numbers
+        for source, schemas in one.unknown.items():
+            answer.unknown[source] = answer.unknown.get(source, {}) | schemas
+        answer.odd |= one.odd
         answer.error = one.error or answer.error
         answer.left = one.left or answer.left
     return is_stopped or answer.rows == sum(one.rows for one in read)
@@ -245,11 +273,8 @@ def _decode_parts(
         reading = decode_parts(order, chosen[number], columns, nested.__getitem__)
         outlet.send("read", first + number, reading)
         rows = reading.kept
-        if rows is None or not rows.num_rows:
-            continue
-        if BAD_REASON not in rows.column_names:
-            rows = rows.append_column(BAD_REASON, pa.nulls(rows.num_rows, pa.string()))
-        yield from rows.combine_chunks().to_batches(_BATCH_ROWS)
+        if rows is not None and rows.num_rows:
+            yield from rows.combine_chunks().to_batches(_BATCH_ROWS)
 
 
 def _fold_units(

@@ -1,6 +1,6 @@
 """Plain JSON messages of a topic become files of rows without Spark SQL.
 
-Batches are parsed (jobs/rows/json_messages.py) in the driver or in Spark's Python workers.
+Batches are parsed (jobs/rows/json_messages.py) in the driver.
 """
 
 from collections import deque
@@ -13,7 +13,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
 
 from tidegate.jobs.rows.json_messages import PARTITION, PlainMessages, split_messages
 
@@ -24,23 +23,11 @@ _MOST_HELD_BYTES = 64 << 20
 _PARSERS = 2
 """Threads that parse batches in the driver."""
 _NO_ROWS = pa.table({PARTITION: pa.array([], pa.int32())})
-MESSAGE_DDL: Final = "key binary, value binary, partition int, offset bigint, timestamp timestamp"
+MESSAGE_DDL: Final = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp,"
+    " headers array<struct<key:string,value:binary>>"
+)
 """Columns of the messages that Spark has to read."""
-
-
-def write_messages(messages: DataFrame, plan: PlainMessages, folder: Path) -> None:
-    """Let Spark's tasks write the messages of ranges into a folder, as `write_batches` does.
-
-    The messages have the columns of `MESSAGE_DDL`. The tasks have to see the folder.
-    """
-
-    def write_range(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the messages of one task, in a Python worker of Spark's."""
-        _write_tables((split_messages(batch, plan) for batch in batches), folder)
-        return iter(())
-
-    rows = messages.mapInArrow(write_range, MESSAGE_DDL)
-    rows.write.format("noop").mode("append").save()
 
 
 def write_batches(

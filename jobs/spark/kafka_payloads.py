@@ -10,7 +10,7 @@ docs/decisions/0073).
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -36,12 +36,21 @@ from tidegate.jobs.rows.message_schemas import read_schema_file
 from tidegate.jobs.rows.protobuf_texts import find_message_index, require_message
 from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
+from tidegate.jobs.sources.kafka_source import (
+    OFFSET_COLUMN,
+    UnusableSchema,
+    open_schema_registry,
+)
 from tidegate.jobs.sources.object_decoding import BAD_REASON, BAD_TEXT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED
+from .errors import (
+    AVRO_NOT_A_RECORD,
+    AVRO_REFUSED,
+    REGISTERED_SCHEMA_UNUSABLE,
+    SCHEMA_NOT_REGISTERED,
+)
 from .protobuf_decoding import make_payload_reader
 from .spark_session import SPARK_ERRORS, extract_cause
 
@@ -91,6 +100,7 @@ def decode_messages(
     messages: DataFrame,
     source: SourceSpec,
     known: Mapping[int, bytes | UnusableSchema] | None = None,
+    places: Sequence[str] = (),
 ) -> DataFrame:
     """Decode messages into rows with the source's columns, `BAD_REASON` and `BAD_TEXT`.
 
@@ -102,6 +112,7 @@ def decode_messages(
         source: its spec.
         known: schemas by number, for a topic with a registry. Of one that cannot be used, messages
             are bad.
+        places: further columns of the messages that the rows have as well.
 
     Raises:
         ConfigurationError: the schema file of the spec cannot be read or used.
@@ -109,7 +120,7 @@ def decode_messages(
     kafka = get_kafka_options(source)
     taken, beside = _select_envelope_columns(source)
     decode = _DECODERS[kafka.payload]
-    fit, unfit = _split_usable_schemas(kafka, known or {})
+    fit, unfit = split_usable_schemas(kafka, known or {})
     frame, values, why, faults = decode(messages, source, fit)
     values = {**values, **taken}
     # Each step wraps the one before, so the last is judged first: not UTF-8, a tombstone, a schema
@@ -147,13 +158,14 @@ def decode_messages(
         f"pmod(offset, {ROWS_PER_ORDINAL}L) AS {OFFSET_COLUMN}",
         f"partition AS {PARTITION}",
         *strangers,
+        *places,
     )
 
 
-def _split_usable_schemas(
+def split_usable_schemas(
     kafka: KafkaOptions, known: Mapping[int, bytes | UnusableSchema]
 ) -> tuple[dict[int, bytes], dict[int, str]]:
-    """The schemas that messages can be read with, and why others cannot be used."""
+    """Return the schemas that messages can be read with, and why others cannot be used."""
     fit, unfit = dict[int, bytes](), dict[int, str]()
     for number, schema in known.items():
         try:
@@ -165,6 +177,32 @@ def _split_usable_schemas(
         except ConfigurationError as error:
             unfit[number] = error.message
     return fit, unfit
+
+
+def require_schemas(source: str, kafka: KafkaOptions, schemas: Mapping[int, str]) -> None:
+    """Refuse schemas of messages that cannot be used, if the source waits for them.
+
+    Args:
+        source: its name.
+        kafka: its options.
+        schemas: number -> place of a message with it; those that can be used are passed over.
+
+    Raises:
+        TransientError: a schema is not registered yet.
+        ConfigurationError: a registered schema cannot be used.
+    """
+    registry = open_schema_registry(kafka)
+    if registry is None or kafka.on_unknown_schema != "wait":
+        return
+    fit, _ = split_usable_schemas(kafka, registry.known)
+    for number, place in schemas.items():
+        if number not in fit:
+            # A number that the registry knows will never name another schema: waiting does not
+            # help.
+            is_known = number in registry.known
+            error = REGISTERED_SCHEMA_UNUSABLE if is_known else SCHEMA_NOT_REGISTERED
+            place = f"{kafka.topic} {place}"
+            raise error(source=source, number=number, registry=kafka.registry, place=place)
 
 
 @cache

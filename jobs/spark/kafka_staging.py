@@ -2,13 +2,8 @@
 
 From there on they are objects. Survey, release and windows read columns of typed values, instead of
 fetching and parsing every message once for each of them.
-
-Spark's connector takes one job per source: a task reads one partition's range in order and writes
-it as one file, unsorted, since the connector gives a range to one task and in the order of its
-offsets.
 """
 
-import json
 import shutil
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from tidegate.errors import TidegateError, get_first_line
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows.json_messages import PARTITION, get_kafka_options, plan_plain_messages
-from tidegate.jobs.sources.errors import CHANGED_WHILE_READ, KAFKA_UNAVAILABLE
-from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
+from tidegate.jobs.sources.kafka_client import RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
     build_consumer_settings,
@@ -38,37 +32,27 @@ from tidegate.json_types import JsonObject
 from .cut_reader import arrow_to_frame
 from .errors import (
     MESSAGES_UNREADABLE,
-    REGISTERED_SCHEMA_UNUSABLE,
-    SCHEMA_NOT_REGISTERED,
     WORKER_LOST,
 )
-from .json_decoding import MESSAGE_DDL, write_batches, write_messages
-from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages
+from .json_decoding import MESSAGE_DDL, write_batches
+from .kafka_payloads import UNKNOWN_SCHEMA, decode_messages, require_schemas
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
     detect_lost_executors,
     extract_cause,
-    lines,
     runs_on_one_host,
 )
 from .staging import Staging
 
 _log = structlog.get_logger("tidegate.driver")
-_BROKER_ERROR_SIGNS = ("org.apache.kafka.", "[KAFKA_", "Cannot fetch record")
-"""What is in a failed job's error when the connector's client failed it.
-
-Stack frames do not count.
-"""
-_DATA_LOSS_SIGNS = ("KAFKA_DATA_LOSS", "OffsetOutOfRangeException")
 
 
 @dataclass(eq=False, repr=False)
 class KafkaStager:
     """Fetches the offset ranges of cuts and decodes the messages into typed Parquet files.
 
-    The driver's own client fetches them where it understands the source's options and the ranges
-    are for this host; Spark's connector does otherwise. Keeps the client's connections.
+    The driver's own client fetches them, and keeps its connections.
     """
 
     _sessions: SparkSessions
@@ -116,7 +100,10 @@ class KafkaStager:
             if name in self._readers:
                 self._readers.pop(name).close()
             if isinstance(error, SPARK_ERRORS):
-                raise _translate_job_error(name, source, error) from error
+                raise (
+                    detect_lost_executors(f"source {name}", error, WORKER_LOST)
+                    or MESSAGES_UNREADABLE(source=name, cause=extract_cause(error))
+                ) from error
             if isinstance(error, pa.ArrowInvalid):  # such as a time that no column can hold
                 raise MESSAGES_UNREADABLE(source=name, cause=get_first_line(error)) from error
             raise
@@ -130,12 +117,13 @@ class KafkaStager:
         kafka = get_kafka_options(source)
         schemas = open_schema_registry(kafka)
         rows = sum(part["kafka"]["to"] - part["kafka"]["from"] for part in parts)
-        messages = self._fetch_messages(name, parts, folder, rows)
+        self._fetch_messages(name, parts, folder)
 
         def decode(place: str) -> list[Path]:
             """Decode the messages with the schemas known so far."""
             found = sorted(folder.glob("plain-*.parquet"))
-            rest = _read_others(self._sessions, folder, rows) if messages is None else messages
+            is_here = runs_on_one_host(self._spec.spark)
+            rest = _read_others(self._sessions, folder, rows, is_here=is_here)
             if rest is not None:
                 known = schemas.known if schemas is not None else None
                 decoded = decode_messages(rest, source, known)
@@ -150,90 +138,39 @@ class KafkaStager:
         if schemas.fetch_missing(set(strangers)):
             found = decode("again")
             strangers = _find_unknown_schemas(found)
-        if strangers and kafka.on_unknown_schema == "wait":
-            number, place = next(iter(strangers.items()))
-            # A number that the registry knows will never name another schema: waiting does not
-            # help.
-            is_known = number in schemas.known
-            error = REGISTERED_SCHEMA_UNUSABLE if is_known else SCHEMA_NOT_REGISTERED
-            raise error(
-                source=name,
-                number=number,
-                registry=kafka.registry,
-                place=f"{kafka.topic} {place}",
-            )
+        require_schemas(name, kafka, strangers)
         return found
 
-    def _fetch_messages(
-        self, name: str, parts: list[JsonObject], folder: Path, rows: int
-    ) -> DataFrame | None:
-        """Write the messages into the folder, as `write_batches` does.
+    def _fetch_messages(self, name: str, parts: list[JsonObject], folder: Path) -> None:
+        """Write the messages into the folder, as `write_batches` does."""
+        source, ranges = self._spec.sources[name], [part["kafka"] for part in parts]
+        places = {one["partition"]: (one["from"], one["to"]) for one in ranges}
+        with closing(self._open_reader(name).read_ranges(places)) as batches:
+            write_batches(batches, plan_plain_messages(source), folder)
 
-        Returns:
-            The messages, if only Spark can read them and nothing was written.
-        """
-        source, in_driver = self._spec.sources[name], self._sessions.is_small(rows)
-        # The Python of other hosts may lack Arrow. Few rows are not worth a worker.
-        is_here = in_driver or runs_on_one_host(self._spec.spark)
-        plain = plan_plain_messages(source) if is_here else None
-        reader = self._open_reader(name) if is_here else None
-        if reader is not None:
-            ranges = [part["kafka"] for part in parts]
-            places = {one["partition"]: (one["from"], one["to"]) for one in ranges}
-            with closing(reader.read_ranges(places)) as batches:
-                write_batches(batches, plain, folder)
-            return None
-        session = self._sessions.session_for(rows)
-        group = f"tidegate-{self._spec.name}-{name}"
-        messages = _read_messages(session, source, parts, group=group)
-        if plain is None:
-            return messages
-        messages = messages.select(*MESSAGE_SCHEMA.names)
-        if in_driver:
-            write_batches(messages.toArrow().to_batches(), plain, folder)
-        else:
-            write_messages(messages, plain, folder)
-        return None
-
-    def _open_reader(self, name: str) -> RangeReader | None:
-        """The driver's own client of a source; None where only the connector can read it."""
-        kafka = get_kafka_options(self._spec.sources[name])
-        settings = None if kafka.headers else translate_settings(build_consumer_settings(kafka))
-        if settings is not None and name not in self._readers:
+    def _open_reader(self, name: str) -> RangeReader:
+        """The driver's own client of a source."""
+        if name not in self._readers:
+            kafka = get_kafka_options(self._spec.sources[name])
+            settings = translate_settings(build_consumer_settings(kafka))
             self._readers[name] = RangeReader(name, kafka, settings)
-        return self._readers.get(name)
+        return self._readers[name]
 
 
-def _read_others(sessions: SparkSessions, folder: Path, rows: int) -> DataFrame | None:
-    """The messages that `write_batches` left to Spark; None if there are none."""
+def _read_others(
+    sessions: SparkSessions, folder: Path, rows: int, *, is_here: bool
+) -> DataFrame | None:
+    """The messages that `write_batches` left to Spark; None if there are none.
+
+    `is_here` says whether tasks see the folder.
+    """
     files = sorted(map(str, folder.glob("other-*.parquet")))
     if not files:
         return None
     session = sessions.session_for(rows)
-    if not sessions.is_small(rows):
+    if is_here and not sessions.is_small(rows):
         return session.read.parquet(*files)
     return arrow_to_frame(session, pa.concat_tables(map(pq.read_table, files)), MESSAGE_DDL)
-
-
-def _translate_job_error(name: str, source: SourceSpec, error: Exception) -> TidegateError:
-    """A failed job's error in our words.
-
-    What neither the topic nor its brokers failed is not waited for as if they had.
-
-    A full disk is found behind it by who tells errors to people
-    (jobs/driver/error_classification.py).
-    """
-    kafka, found = get_kafka_options(source), lines(error)
-    # Retention removed what was planned; the next plan begins at what the topic still has.
-    if any(mark in line for line in found for mark in _DATA_LOSS_SIGNS):
-        what = f"messages of {kafka.topic} were removed"
-        return CHANGED_WHILE_READ(source=name, what=what)
-    brokers = [line for line in found if any(mark in line for mark in _BROKER_ERROR_SIGNS)]
-    if brokers:
-        return KAFKA_UNAVAILABLE(servers=kafka.servers, detail=brokers[-1][:300])
-    return detect_lost_executors(f"source {name}", error, WORKER_LOST) or MESSAGES_UNREADABLE(
-        source=name, cause=extract_cause(error)
-    )
 
 
 def group_by_partition(files: list[Path]) -> dict[int, list[Path]]:
@@ -265,34 +202,6 @@ def _find_unknown_schemas(fetched: list[Path]) -> dict[int, str]:
             ):
                 found.setdefault(number, f"partition {partition}, offset {place}")
     return found
-
-
-def _read_messages(
-    session: SparkSession, source: SourceSpec, parts: list[JsonObject], *, group: str
-) -> DataFrame:
-    """The messages of some ranges.
-
-    Nothing is ever committed to the group: executors keep consumers by its name, and connect for
-    each partition in each epoch without one. A consumer asks for what comes next before the
-    connector asks it for offsets; on one connection the second answer waits for the first, so at
-    the end of each partition for `fetch.max.wait.ms`, half a second by default.
-    """
-    kafka = get_kafka_options(source)
-    topic = kafka.topic
-    offsets = [
-        {str(p["kafka"]["partition"]): p["kafka"][end] for p in parts} for end in ("from", "to")
-    ]
-    consumer = {"group.id": group, "fetch.max.wait.ms": "1"}
-    consumer |= build_consumer_settings(kafka)
-    options = {
-        "assign": json.dumps({topic: [p["kafka"]["partition"] for p in parts]}),
-        "startingOffsets": json.dumps({topic: offsets[0]}),
-        "endingOffsets": json.dumps({topic: offsets[1]}),
-        "includeHeaders": "true" if kafka.headers else "false",
-        "failOnDataLoss": "true",
-        **{f"kafka.{name}": value for name, value in consumer.items()},
-    }
-    return session.read.format("kafka").options(**options).load()
 
 
 def _store_part_file(

@@ -25,12 +25,17 @@ from tidegate.jobs.eventtime.decision_types import (
     Survey,
 )
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
+from tidegate.jobs.rows.json_messages import get_kafka_options
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
 from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
-from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
+from tidegate.jobs.rows.topic_reading import (
+    build_settings_variable,
+    list_undecoded_sources,
+    remove_settings,
+)
 from tidegate.jobs.rows.unit_reading import (
     ANSWER_BYTES,
     ReadOrder,
@@ -44,6 +49,7 @@ from tidegate.json_types import JsonObject
 from .epoch_context import WrittenFiles
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
+from .kafka_payloads import require_schemas
 from .late_and_dead_rows import CountedRows
 from .python_tasks import KeptRows, describe_units, sort_inspections
 from .spark_session import SparkSessions
@@ -154,10 +160,11 @@ def survey_in_tasks(
     if left is None:
         answers, kept = read_units(sessions, spec, order, units)
         try:
-            if _fetch_unknown_schemas(spec, answers):
+            while (more := _find_better_order(spec, order, answers)) is not None:
                 _drop_rows(kept)
-                order = replace(order, schemas=read_schemas(spec))
+                order = more
                 answers, kept = read_units(sessions, spec, order, units)
+            _require_schemas(spec, order, answers)
             left = check_answers(answers)
             for answer in answers:
                 answer.partials |= take_partials(store, answer.stored)
@@ -198,7 +205,7 @@ def read_units(
     sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
-    is_plain = explain_spark_expressions(spec, units) is None
+    is_plain = not order.undecoded and explain_spark_expressions(spec, units) is None
     run_job = choose_runner(sessions.full).run_read_job if is_plain else run_expression_job
     return run_job(sessions, order, units, build_settings_variable(spec))
 
@@ -218,17 +225,47 @@ def _make_read_order(
         store.url,
         most,
         read_schemas(spec),
+        undecoded=list_undecoded_sources(spec),
         sent_bytes=sent,
     )
 
 
-def _fetch_unknown_schemas(spec: PipelineSpec, answers: list[UnitAnswer]) -> bool:
-    """Ask registries for the schemas that tasks lacked; return whether there is any."""
-    unknown = dict[str, set[int]]()
+def _find_better_order(
+    spec: PipelineSpec, order: ReadOrder, answers: list[UnitAnswer]
+) -> ReadOrder | None:
+    """An order by which tasks read messages that they could not read; None if there is none.
+
+    Registries are asked for the schemas that tasks lacked. What the tasks cannot decode then, they
+    fetch for Spark SQL.
+    """
+    if fetch_schemas(spec, _collect_unknown_schemas(answers)):
+        return replace(order, schemas=read_schemas(spec))
+    undecoded = order.undecoded.union(*(answer.odd for answer in answers))
+    # Only a classic session has a place between two Python tasks.
+    if spec.spark.uses_connect or undecoded == order.undecoded:
+        return None
+    _log.info("messages_decoded_by_spark_sql", sources=sorted(undecoded))
+    return replace(order, undecoded=undecoded)
+
+
+def _collect_unknown_schemas(answers: list[UnitAnswer]) -> dict[str, dict[int, str]]:
+    unknown: dict[str, dict[int, str]] = {}
     for answer in answers:
-        for source, numbers in answer.unknown.items():
-            unknown[source] = unknown.get(source, set()) | numbers
-    return fetch_schemas(spec, unknown)
+        for source, schemas in answer.unknown.items():
+            unknown[source] = unknown.get(source, {}) | schemas
+    return unknown
+
+
+def _require_schemas(spec: PipelineSpec, order: ReadOrder, answers: list[UnitAnswer]) -> None:
+    """Refuse messages whose schema cannot be used, where they are no dead letters.
+
+    Raises:
+        TransientError: a schema is not registered yet, and the source waits for it.
+        ConfigurationError: a registered schema cannot be used.
+    """
+    for name, schemas in _collect_unknown_schemas(answers).items():
+        if name in order.undecoded:
+            require_schemas(name, get_kafka_options(spec.sources[name]), schemas)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:

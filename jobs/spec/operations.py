@@ -487,9 +487,9 @@ def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
-    """Packages of the connector, and what is not to come with them.
+    """Packages for topics that Spark reads or writes, and what is not to come with them.
 
-    Nothing where no topic is read or written by Spark.
+    Python tasks fetch the messages of sources. Spark decodes only those of Avro.
     """
     topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
     into = any(
@@ -499,7 +499,7 @@ def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
         source.landing is not None and source.landing.format == "kafka"
         for source in spec.sources.values()
     )
-    if not (topics or into or landed):
-        return [], []
     avro = JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
+    if not (into or landed):
+        return avro, []
     return [*JARS["kafka"], *avro], JARS["kafka_excludes"]

@@ -217,6 +217,19 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
     assert "Spark SQL: rows are computed on the executors of a cluster" in said
 
 
+def test_validate_names_options_of_other_clients(cli: Cli, spec_file: Path) -> None:
+    """Topics are read with librdkafka; a variable that is set elsewhere is no mistake."""
+    topic = "kind: kafka, kafka: {servers: 'b:1', topic: t, options: {%s}}"
+    spec_file.write_text(
+        SPEC.replace("path: inbox/EWR", topic % "sasl.username: 'env:NOT_SET_HERE'")
+    )
+    assert "valid; pipeline flights" in cli("validate", str(spec_file)).out
+    spec_file.write_text(SPEC.replace("path: inbox/EWR", topic % "fetch.max.wait.ms: '5'"))
+    (said,) = cli("validate", str(spec_file), "--json").data
+    assert said["error"]["code"] == "kafka.other_option"
+    assert "fetch.wait.max.ms" in said["error"]["advice"]
+
+
 def test_validate_takes_edge_events(cli: Cli, spec_file: Path) -> None:
     """If a pipeline with edge events has a window, `validate` refuses late revisions of its results."""
     window = (

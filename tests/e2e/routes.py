@@ -41,7 +41,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tests.servers.processes import kill_jvms
 from tidegate.infra.flights import AIRPORTS, SCHEMA, FlightsFeed, read_flights
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
+from tidegate.jobs.sources.kafka_source import TopicOffsets, open_topic_offsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 START: Final = "2013-01-06"
@@ -304,7 +304,7 @@ def _landed(pipeline: Piped) -> int:
 
 
 def kafka(
-    folder: Path, departures: Departures, broker: KafkaServer, jars: str, offsets: JvmTopicOffsets
+    folder: Path, departures: Departures, broker: KafkaServer, jars: str, offsets: TopicOffsets
 ) -> Outcome:
     """The topic itself."""
     source = (
@@ -334,7 +334,7 @@ def kafka(
     )
 
 
-def _caught_up(pipeline: Piped, offsets: JvmTopicOffsets) -> bool:
+def _caught_up(pipeline: Piped, offsets: TopicOffsets) -> bool:
     record = pipeline.log().head().record
     read = (
         {}
@@ -373,9 +373,7 @@ def by_all_routes(work: Path, days: int) -> list[Outcome]:
     client = KafkaClient(jars[0], broker.servers)
     try:
         client.topic(TOPIC, len(AIRPORTS))
-        offsets = JvmTopicOffsets(
-            KafkaOptions(servers=broker.servers, topic=TOPIC), lambda: client.jvm
-        )
+        offsets = open_topic_offsets(KafkaOptions(servers=broker.servers, topic=TOPIC))
         found.append(
             landing(
                 work / "landing", departures, broker.servers, jars[1], _feed(client, departures)

@@ -19,8 +19,7 @@ from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
 from tidegate.errors import PoisonError, TransientError
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.kafka_client import ClientTopicOffsets
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, KafkaSource, open_topic_offsets
+from tidegate.jobs.sources.kafka_source import KafkaSource, TopicOffsets, open_topic_offsets
 from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -77,7 +76,7 @@ def cut_of(pipeline: Piped) -> dict[str, Any]:
     return {} if record is None else record.cut
 
 
-def caught_up(pipeline: Piped, offsets: JvmTopicOffsets) -> bool:
+def caught_up(pipeline: Piped, offsets: TopicOffsets) -> bool:
     """Whether everything the broker holds is in a sealed epoch."""
     read = {member.partition("/")[2]: part["end"] for member, part in cut_of(pipeline).items()}
     return read == {str(partition): end for partition, (_, end) in offsets.read_offsets().items()}
@@ -103,12 +102,9 @@ def test_every_offset_once(
 
     Messages that cannot be read are dead letters at their own offset; a transaction's marker is not a
     row; partitions that are added later are read from their beginning; offsets that retention took
-    are named, not stepped over. Spark's connector reads the topic with headers, and the driver's own
-    client the one without.
+    are named, not stepped over.
     """
-    offsets = JvmTopicOffsets(
-        KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm
-    )
+    offsets = open_topic_offsets(KafkaOptions(servers=broker.servers, topic="clicks"))
     with pytest.raises(TransientError, match="there is no topic clicks"):
         offsets.read_offsets()
     client.topic("clicks", 3)
@@ -127,10 +123,6 @@ def test_every_offset_once(
     while (found := dict(offsets.read_offsets())) != wanted and time.monotonic() < deadline:
         time.sleep(0.1)
     assert found == wanted
-    own = open_topic_offsets(KafkaOptions(servers=broker.servers, topic="clicks"))
-    assert isinstance(own, ClientTopicOffsets)
-    assert (own.read_offsets(), own.read_topic_id()) == (wanted, offsets.read_topic_id())
-
     pipeline = Piped(tmp_path / "p", SPEC.format(servers=broker.servers, headers=headers))
     environment = {"TIDEGATE_SPARK_JARS": ",".join(map(str, jars[1]))}
     assert pipeline.run("move.done:2", "--until-idle", "3", environment=environment) == SIGKILLED, (

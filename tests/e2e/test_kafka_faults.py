@@ -24,12 +24,10 @@ from tests.servers.kafka_client import KafkaClient
 from tests.spark.kafka_topics import proto
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sources.kafka_client import (
-    ClientTopicOffsets,
     RangeReader,
     translate_settings,
 )
 from tidegate.jobs.sources.kafka_source import (
-    JvmTopicOffsets,
     build_consumer_settings,
     open_topic_offsets,
 )
@@ -259,9 +257,9 @@ def test_each_fault_has_its_state(
             key=f"late {turn}",
         )
     client.flush()
-    low, _ = JvmTopicOffsets(
-        KafkaOptions(servers=broker.servers, topic="keyed"), lambda: client.jvm
-    ).read_offsets()[0]
+    low, _ = open_topic_offsets(KafkaOptions(servers=broker.servers, topic="keyed")).read_offsets()[
+        0
+    ]
     assert low == 0, "compaction does not move a topic's beginning"
     client.close()
     broker.stop()
@@ -274,37 +272,24 @@ def test_expired_certificate(jars: tuple[list[Path], list[Path]], tmp_path: Path
     """
     if shutil.which("keytool") is None:
         pytest.skip("keytool is not installed")
-    client = KafkaClient(jars[0], "127.0.0.1:9")
-    trusted = authority(tmp_path)
+    authority(tmp_path)
     for name, begun, said in (
-        ("expired", "-10d", "its certificate: .*NotAfter"),
+        ("expired", "-10d", "its certificate: "),
         ("good", "-1d", "there is no topic t"),
     ):
         broker = KafkaServer(
             jars[0], tmp_path / f"broker-{name}", tls=keystore(tmp_path, name, begun)
         )
         broker.start()
-        options = {
-            "security.protocol": "SSL",
-            "ssl.truststore.location": str(trusted),
-            "ssl.truststore.password": "secret",
-        }
-        offsets = JvmTopicOffsets(
-            KafkaOptions(servers=broker.servers, topic="t", options=options), lambda: client.jvm
-        )
-        with pytest.raises(TransientError, match=said):
-            offsets.read_offsets()
         pem = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(tmp_path / "ca.crt")}
         own = open_topic_offsets(
             KafkaOptions(
                 servers=broker.servers, topic="t", options={"security.protocol": "SSL", **pem}
             )
         )
-        assert isinstance(own, ClientTopicOffsets)
-        with pytest.raises(TransientError, match=said.partition(".*")[0]):
+        with pytest.raises(TransientError, match=said):
             own.read_offsets()
         broker.stop()
-    client.close()
 
 
 def test_a_user_needs_no_right_but_to_read_the_topic(
@@ -333,10 +318,8 @@ def test_a_user_needs_no_right_but_to_read_the_topic(
     try:
         right = options_for("t", "right")
         own = open_topic_offsets(right)
-        assert isinstance(own, ClientTopicOffsets)
         assert own.read_offsets() == {0: (0, 5), 1: (0, 5)}
         settings = translate_settings(build_consumer_settings(right))
-        assert settings is not None
         reader = RangeReader("web", right, settings)
         begun = time.monotonic()
         while time.monotonic() < begun + 2:  # the answer about the group may come with any read
@@ -351,15 +334,11 @@ def test_a_user_needs_no_right_but_to_read_the_topic(
         broker.stop()
 
 
-def test_a_name_that_dns_does_not_know(jars: tuple[list[Path], list[Path]]) -> None:
+def test_a_name_that_dns_does_not_know() -> None:
     """Not now, perhaps: a name server that is away says the same, so it is waited for."""
-    client = KafkaClient(jars[0], "127.0.0.1:9")
-    offsets = JvmTopicOffsets(
-        KafkaOptions(servers="broker.invalid:9092", topic="t"), lambda: client.jvm
-    )
+    offsets = open_topic_offsets(KafkaOptions(servers="broker.invalid:9092", topic="t"))
     with pytest.raises(TransientError, match="could not be reached"):
         offsets.read_offsets()
-    client.close()
 
 
 def keytool(folder: Path, command: str) -> None:

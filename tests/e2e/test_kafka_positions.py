@@ -13,7 +13,7 @@ from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_marks import ON_A_BROKER
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets
+from tidegate.jobs.sources.kafka_source import open_topic_offsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 pytestmark = ON_A_BROKER
@@ -72,9 +72,7 @@ def test_transactions(
     produce(client, range(1, 2))
     undecided = client.transaction("open", "clicks", [message(2)])
     produce(client, range(3, 4))
-    offsets = JvmTopicOffsets(
-        KafkaOptions(servers=broker.servers, topic="clicks"), lambda: client.jvm
-    )
+    offsets = open_topic_offsets(KafkaOptions(servers=broker.servers, topic="clicks"))
     assert (offsets.read_offsets(), offsets.read_offsets(settled=False)) == (
         {0: (0, 5)},
         {0: (0, 7)},

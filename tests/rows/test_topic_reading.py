@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -35,11 +36,13 @@ from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import (
     build_settings_variable,
     close_reader,
+    list_undecoded_sources,
     remove_settings,
     require_settings,
 )
-from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
+from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_parts, read_unit, select_parts
 from tidegate.jobs.sources.kafka_client import RangeReader
+from tidegate.jobs.sources.topic_checks import require_readable_topics
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -163,10 +166,11 @@ def test_messages_that_are_dead_for_certain_are_letters(
 def test_messages_that_arrow_does_not_read_are_left(
     broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes
 ) -> None:
-    """Spark SQL reads such a cut."""
+    """Spark SQL decodes them, once tasks have fetched them as they are."""
     broker.send("t", 0, [message(1), odd, message(2)])
     answer = read_cut(topic_spec(broker.servers), {0: (0, 3)}, tmp_path, monkeypatch)
-    assert answer.left == "messages of source a that only Spark SQL reads"
+    assert answer.odd == {"a"}
+    assert answer.left == "messages of source a that only Spark SQL decodes"
 
 
 def test_protobuf_messages_that_are_no_plain_values_are_left(
@@ -189,7 +193,8 @@ def test_protobuf_messages_that_are_no_plain_values_are_left(
     ]
     assert '"_text":"0x0AFF"' in letters[0]["row"]
     answer = read_cut(spec, {0: (0, 4)}, tmp_path / "odd", monkeypatch)
-    assert answer.left == "messages of source a that only Spark SQL reads"
+    assert answer.odd == {"a"}
+    assert answer.left == "messages of source a that only Spark SQL decodes"
     (tmp_path / "row.desc").unlink()
     with pytest.raises(ConfigurationError, match=r"row\.desc cannot be read"):
         read_schemas(spec)
@@ -225,33 +230,38 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 PROTOBUF = {"payload": "protobuf", "message": "shop.Row"}
-OTHER = "messages with columns that only Spark SQL decodes"
 
 
-@pytest.mark.parametrize(
-    ("kafka", "source", "reason"),
-    [
-        ({"headers": {"h": "from"}}, {}, OTHER),
-        ({"payload": "avro", "schema_file": "a.avsc", "headers": {"h": "from"}}, {}, OTHER),
-        (
-            {**PROTOBUF, "schema_file": "row.desc"},
-            {"schema": {**COLUMNS, "price": "decimal(6,2)"}},
-            OTHER,
-        ),
-        ({"options": {"client.id": "env:NOT_SET"}}, {}, "settings that are not known"),
-        ({"options": {"security.protocol": "SSL"}}, {}, "settings that only a JVM understands"),
-    ],
-)
-def test_other_topics_are_named(
-    kafka: dict[str, Any], source: dict[str, Any], reason: str, tmp_path: Path
+def test_messages_that_spark_sql_decodes_are_fetched_as_they_are(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the reason."""
-    spec = topic_spec("b:9092", kafka=kafka, **source)
-    assert explain_other_rows(spec) == f"source a: {reason}"
+    """With keys, headers and places, of the planned offsets only."""
+    broker.send("t", 0, [b"a", None, b"\xff", b"z"], headers=[("from", b"x"), ("from", b"y")])
+    kafka = {**PROTOBUF, "schema_file": "row.desc", "headers": {"who": "from"}}
+    columns = {**COLUMNS, "price": "float", "who": "string"}
+    spec = topic_spec(broker.servers, kafka=kafka, schema=columns)
+    assert explain_other_rows(spec) is None
+    assert list_undecoded_sources(spec) == {"a"}
+    for name, value in build_settings_variable(spec).items():
+        monkeypatch.setenv(name, value)
+    store = LocalStore(tmp_path)
+    (unit,) = divide_cut(plan_cut(spec, {0: (1, 3)}), {}, store)
+    order = replace(order_of(remove_settings(spec), store), undecoded=frozenset({"a"}))
+    reading = decode_parts(order, select_parts(unit, (0,)), (), pa.type_for_alias)
+    assert (reading.answer.error, reading.answer.rows) == (None, 2)
+    assert reading.kept is not None
+    headers = [{"key": "from", "value": b"x"}, {"key": "from", "value": b"y"}]
+    found = reading.kept.drop_columns(["timestamp"]).to_pylist()
+    assert [(row["offset"], row["key"], row["value"]) for row in found] == [
+        (1, b"key 1", None),
+        (2, b"key 2", b"\xff"),
+    ]
+    assert all(row["headers"] == headers for row in found)
+    assert all((row["_m"], row["_p"], row["_o"]) == (0, 0, 0) for row in found)
 
 
 def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan names variables that the hosts have. Spark SQL reads a topic with a secret in its spec."""
+    """A plan names variables that the hosts have. A secret in a spec is refused."""
     monkeypatch.setenv("CLIENT", "tests")
     far = {**OFF, "spark": {"master": "sc://far"}}
     spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
@@ -266,5 +276,21 @@ def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None
     login += ' username="u" password="p";'
     options = {"security.protocol": "SASL_PLAINTEXT", "sasl.jaas.config": login}
     spec = topic_spec("b:9092", kafka={"options": options}, events=far)
-    found = explain_other_rows(spec)
-    assert found == "source a: a plan of Spark Connect would show sasl.jaas.config"
+    with pytest.raises(ConfigurationError, match=r"kafka\.options\.sasl\.jaas\.config") as refused:
+        require_readable_topics(spec, os.environ)
+    assert refused.value.code == "kafka.literal_secret"
+    require_readable_topics(topic_spec("b:9092", kafka={"options": options}), os.environ)
+
+
+def test_variables_and_options_are_judged_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spec that is only checked may name variables of another environment."""
+    monkeypatch.setenv("SET", "x")
+    options = {"client.id": "env:NOT_SET", "sasl.jaas.config": "env:NOT_SET"}
+    spec = topic_spec("b:9092", kafka={"options": options})
+    require_readable_topics(spec, None)
+    with pytest.raises(ConfigurationError, match="NOT_SET is not set"):
+        require_readable_topics(spec, os.environ)
+    spec = topic_spec("b:9092", kafka={"options": {"receive.buffer.bytes": "env:SET"}})
+    for environment in (None, os.environ):
+        with pytest.raises(ConfigurationError, match=r"receive\.buffer\.bytes is no setting"):
+            require_readable_topics(spec, environment)

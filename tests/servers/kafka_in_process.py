@@ -18,8 +18,16 @@ class KafkaInProcess:
         (broker,) = self._producer.list_topics(timeout=_ANSWER_SECONDS).brokers.values()
         self.servers = f"{broker.host}:{broker.port}"
 
-    def send(self, topic: str, partition: int, values: Sequence[bytes | None]) -> None:
-        """Append messages to a partition."""
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        values: Sequence[bytes | None],
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> None:
+        """Append messages with these headers to a partition."""
         for number, value in enumerate(values):
-            self._producer.produce(topic, value, key=f"key {number}", partition=partition)
+            self._producer.produce(
+                topic, value, key=f"key {number}", partition=partition, headers=list(headers)
+            )
         assert self._producer.flush(_ANSWER_SECONDS) == 0

@@ -5,7 +5,7 @@ tests/e2e/test_kafka.py and its neighbours read a real broker with it.
 
 from __future__ import annotations
 
-from importlib.machinery import ModuleSpec
+import sys
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from tidegate.jobs.sources.kafka_client import (
     translate_client_error,
     translate_settings,
 )
-from tidegate.jobs.sources.kafka_source import JvmTopicOffsets, needs_jvm, open_topic_offsets
+from tidegate.jobs.sources.kafka_source import open_topic_offsets
 from tidegate.jobs.spec.source_options import KafkaOptions
 
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -58,38 +58,73 @@ def test_a_truststore_in_pem_is_translated() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "translated"),
     [
-        {"security.protocol": "SSL"},
-        {"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"},
-        {"security.protocol": "ssl"},
-        {"isolation.level": "READ_COMMITTED"},
-        {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
-        {"security.protocol": "SSL", "ssl.truststore.location": "/etc/ca.p12"},
-        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"},
-        {"sasl.jaas.config": "com.example.Module required;"},
-        {"sasl.login.callback.handler.class": "com.example.Handler"},
-        {"fetch.max.bytes": "1"},
+        ({"security.protocol": "SSL"}, {"security.protocol": "SSL"}),
+        ({"isolation.level": "READ_COMMITTED"}, {"isolation.level": "read_committed"}),
+        ({"sasl.username": "ann", "fetch.max.bytes": "1"}, None),
+        (
+            {"ssl.keystore.type": "PEM", "ssl.keystore.location": "/k", "ssl.key.password": "p"},
+            {
+                "ssl.certificate.location": "/k",
+                "ssl.key.location": "/k",
+                "ssl.key.password": "p",
+            },
+        ),
+        (
+            {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": "/k"},
+            {"ssl.keystore.location": "/k"},
+        ),
+        (
+            {"ssl.endpoint.identification.algorithm": ""},
+            {"ssl.endpoint.identification.algorithm": "none"},
+        ),
     ],
 )
-def test_other_settings_need_the_jvm(options: dict[str, str]) -> None:
-    """What only the Java client understands, or understands in another way, is left to it."""
-    assert translate_settings(options) is None
-    kafka = KafkaOptions(servers="b:9092", topic="t", options=options)
-    assert needs_jvm(kafka)
-    assert isinstance(open_topic_offsets(kafka), JvmTopicOffsets)
+def test_settings_of_either_client_are_taken(
+    options: dict[str, str], translated: dict[str, str] | None
+) -> None:
+    """Those of librdkafka as they are."""
+    assert translate_settings(options) == (options if translated is None else translated)
 
 
-def test_without_the_library_the_jvm_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "option", "instead"),
+    [
+        ({"ssl.truststore.location": "/etc/ca.p12"}, "ssl.truststore.location", "ssl.ca.location"),
+        (
+            {"ssl.keystore.type": "JKS", "ssl.keystore.location": "/k"},
+            "ssl.keystore.location",
+            "ssl.certificate.location and ssl.key.location",
+        ),
+        ({"sasl.jaas.config": "com.example.Module required;"}, "sasl.jaas.config", "sasl.username"),
+        (
+            {"sasl.login.callback.handler.class": "com.example.Handler"},
+            "sasl.login.callback.handler.class",
+            "sasl.oauthbearer.method",
+        ),
+        ({"fetch.max.wait.ms": "1"}, "fetch.max.wait.ms", "fetch.wait.max.ms"),
+        ({"key.deserializer": "x"}, "key.deserializer", "leave it out"),
+        ({"error_cb": "x"}, "error_cb", "leave it out"),
+    ],
+)
+def test_settings_of_java_alone_are_refused(
+    options: dict[str, str], option: str, instead: str
+) -> None:
+    """With what to use instead."""
+    with pytest.raises(ConfigurationError) as refused:
+        translate_settings(options)
+    assert refused.value.code == "kafka.other_option"
+    assert f"kafka.options: {option} " in refused.value.message
+    assert instead in str(refused.value.advice)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in an extra."""
-    kafka = KafkaOptions(servers="b:9092", topic="t")
-    assert isinstance(open_topic_offsets(kafka), ClientTopicOffsets)
-
-    def find_nothing(name: str) -> ModuleSpec | None:
-        return None
-
-    monkeypatch.setattr(kafka_client, "find_spec", find_nothing)
-    assert isinstance(open_topic_offsets(kafka), JvmTopicOffsets)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    kafka_client._is_known_option.cache_clear()
+    with pytest.raises(ConfigurationError, match="confluent-kafka, which is not installed"):
+        open_topic_offsets(KafkaOptions(servers="b:9092", topic="t"))
 
 
 class Told:

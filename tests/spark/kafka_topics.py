@@ -14,8 +14,9 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from tidegate.jobs.rows.json_messages import plan_plain_messages
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.spark.json_decoding import write_batches, write_messages
+from tidegate.jobs.spark.json_decoding import write_batches
 from tidegate.jobs.spark.kafka_payloads import decode_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -58,7 +59,6 @@ def rows(
     header: bytes = b"phone",
     sent: datetime | None = SENT,
     plain: Path | None = None,
-    in_driver: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
     """The decoded messages; plain ones by way of files in a folder, if one is given."""
@@ -81,11 +81,8 @@ def rows(
         plan = plan_plain_messages(source)
         assert plan is not None
         plain.mkdir(exist_ok=True)
-        messages = messages.select("key", "value", "partition", "offset", "timestamp")
-        if in_driver:
-            write_batches(messages.toArrow().to_batches(), plan, plain)
-        else:
-            write_messages(messages, plan, plain)
+        messages = messages.select(*MESSAGE_SCHEMA.names)
+        write_batches(messages.toArrow().to_batches(), plan, plain)
         messages = session.read.parquet(f"{plain}/other-*.parquet")
     found = decode_messages(messages, source, known).collect()
     if plain is not None:

@@ -241,7 +241,7 @@ def test_a_registry_has_older_and_newer_schemas(
     monkeypatch: pytest.MonkeyPatch,
     stranger: str | None,
 ) -> None:
-    """A column has an old name and came later; what tasks cannot use is left to Spark SQL."""
+    """A column has an old name and came later; what tasks cannot use is decoded by Spark SQL."""
     broker = KafkaInProcess()
     older = make_schema(t=TIME, key="string", n="long")
     newer = make_schema(n="int", k=["null", "string"], t=TIME, v=["null", "double"], more="string")
@@ -273,7 +273,7 @@ def test_a_registry_has_older_and_newer_schemas(
         )
         cut = plan_cut(spec, {0: (0, len(values))})
         in_tasks = folder.name == "tasks"
-        if in_tasks and stranger is None:
+        if in_tasks:
             monkeypatch.setattr(mover, "open_cut", None)
         _, moved = run_epoch(spec, avro, folder, cut, in_tasks=in_tasks)
         tables = ("events", "position"), ("dead_letters", "_seq")

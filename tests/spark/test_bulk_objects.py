@@ -40,7 +40,7 @@ _SCHEMA: Final = pa.schema(
 
 def _parse(messages: list[Any], *, ignore_others: bool = False) -> list[Any]:
     values = pa.array([m.encode() if isinstance(m, str) else m for m in messages], pa.binary())
-    plan = PlainMessages(_SCHEMA, _SCHEMA, {}, {}, ignore_others, None)
+    plan = PlainMessages(_SCHEMA, _SCHEMA, {}, {}, None, ignore_others, None)
     found: list[Any] = parse_objects(values, plan).to_pylist()
     return found
 

@@ -156,7 +156,7 @@ def test_values_are_what_their_texts_would_be(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once as Spark reads messages, once as workers do, once with every field taken as text."""
+    """Once as Spark reads messages, once as the kernel does, once with every field taken as text."""
     own: dict[str, Any] = {
         "kafka": {"key": None, "headers": {}, "timestamp": None},
         "schema": COLUMNS,
@@ -175,13 +175,11 @@ def test_values_are_what_their_texts_would_be(
     # In a batch of its own no message is left to Spark because of the others.
     session.conf.set(_BATCH, "1")
     in_bulk = rows(session, given, plain=tmp_path, **own)
-    in_driver = rows(session, given, plain=tmp_path / "driver", in_driver=True, **own)
     session.conf.unset(_BATCH)
     monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)
-    ways = zip(given, as_values, in_bulk, in_driver, as_texts, strict=True)
-    for message, value, bulk, driven, text in ways:
+    ways = zip(given, as_values, in_bulk, as_texts, strict=True)
+    for message, value, bulk, text in ways:
         assert comparable(value) == comparable(text), message
         assert comparable(bulk) == comparable(text), message
-        assert comparable(driven) == comparable(text), message
     assert sum(row["_why"] is None for row in as_values) > len(given) // 10

@@ -15,15 +15,11 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorProto,
     FileDescriptorSet,
 )
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 
 from tests.spark.kafka_topics import COLUMNS, SENT, proto, rows, spec_of
-from tidegate.errors import PoisonError, TransientError
-from tidegate.jobs.driver.error_classification import classify_error
+from tests.spark.topic_epochs import at_utc
 from tidegate.jobs.rows.json_messages import plan_plain_messages, split_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.spark.kafka_staging import _translate_job_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -341,31 +337,96 @@ def test_a_schema_without_the_message(session: SparkSession) -> None:
     assert [(row["_schema"], row["_why"]) for row in found] == [(None, None), (9, words)]
 
 
+TEXTS = [
+    *(
+        "",
+        "7",
+        " 7",
+        "-7",
+        "+7",
+        "007",
+        "1.50",
+        "1.555",
+        "1e3",
+        "-0",
+        "-0.0",
+        "NaN",
+        "true",
+        "True",
+    ),
+    *("x", "é", "2147483648", "9" * 40, "2026-03-01", "2026-02-30", "2026-03-01T10:00:00Z"),
+    *("2026-03-01 10:00:00.5+01:30", "2026-03-01T10:00:00", "1767225600", "٧"),
+]
+
+
+@pytest.mark.parametrize("stamps", ["iso", "s"])
 @pytest.mark.parametrize(
-    ("failure", "code", "words"),
-    [
-        ("CAST('x' AS int)", "spark.failed", "CAST_INVALID_INPUT"),
-        ("raise_error('/tmp/x: No space left on device')", "driver.disk_full", "no space left"),
-        (
-            "raise_error('org.apache.kafka.common.errors.TimeoutException: no answer')",
-            "kafka.unavailable",
-            "could not be reached",
-        ),
-        (
-            "raise_error('[KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone')",
-            "source.changed",
-            "messages of t were removed",
-        ),
-    ],
+    "kind",
+    ["string", "binary", "int", "long", "double", "boolean", "date", "timestamp", "decimal(6,2)"],
 )
-def test_a_failed_job_is_reported_with_its_cause(
-    session: SparkSession, tmp_path: Path, failure: str, code: str, words: str
-) -> None:
-    """Only what Kafka's client says is waited for as Kafka's."""
-    with pytest.raises((PySparkException, Py4JJavaError)) as caught:
-        session.range(1).selectExpr(f"{failure} AS v").write.parquet(str(tmp_path / "out"))
-    try:
-        raise _translate_job_error("web", spec_of(), caught.value) from caught.value
-    except (PoisonError, TransientError) as error:
-        told = classify_error("p", error)
-    assert (told.code, words in str(told)) == (code, True), str(told)
+def test_keys_and_headers_of_all_types(session: SparkSession, kind: str, stamps: str) -> None:
+    """The kernel has the values of Spark SQL, and leaves to it what has not a plain form."""
+    source: dict[str, Any] = {
+        "kafka": {"key": None, "headers": {"v": "from"}, "timestamp": "at"},
+        "schema": {"at": "timestamp", "n": "long", "v": kind},
+        "parse": {"timestamps": stamps},
+    }
+    plan = plan_plain_messages(spec_of(**source))
+    assert plan is not None
+    decoded = 0
+    for text in [*(text.encode() for text in TEXTS), b"\xff"]:
+        batch = pa.RecordBatch.from_pylist(
+            [
+                {
+                    "key": b"k",
+                    "value": b'{"n": 1}',
+                    "partition": 0,
+                    "offset": 0,
+                    "timestamp": SENT,
+                    "headers": [{"key": "from", "value": own} for own in (b"first", text)],
+                }
+            ],
+            MESSAGE_SCHEMA,
+        )
+        try:
+            found, others = split_messages(batch, plan)
+        except pa.ArrowException:
+            continue
+        if others.num_rows:
+            continue
+        (row,) = rows(session, ['{"n": 1}'], header=text, **source)
+        assert row["_why"] is None, text
+        assert repr(at_utc(found["v"][0].as_py())) == repr(at_utc(row["v"])), text
+        decoded += 1
+    assert decoded > 0
+
+
+def test_the_last_header_counts() -> None:
+    """Of each message; another may have none."""
+    source = spec_of(kafka={"key": None})
+    plan = plan_plain_messages(source)
+    assert plan is not None
+    headers = [
+        [("from", b"a"), ("x", b"b"), ("from", b"c")],
+        [],
+        None,
+        [("from", None)],
+        [("x", b"")],
+    ]
+    batch = pa.RecordBatch.from_pylist(
+        [
+            {
+                "key": None,
+                "value": b'{"at": "2026-03-01T10:00:00Z"}',
+                "partition": 0,
+                "offset": place,
+                "timestamp": SENT,
+                "headers": own and [{"key": key, "value": value} for key, value in own],
+            }
+            for place, own in enumerate(headers)
+        ],
+        MESSAGE_SCHEMA,
+    )
+    found, others = split_messages(batch, plan)
+    assert not others.num_rows
+    assert found["origin"].to_pylist() == ["c", None, None, None, None]
