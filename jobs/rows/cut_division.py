@@ -15,7 +15,10 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject, JsonView
 
 DIVISION: Final = 1
-"""Version of the division. Another division gives sums of doubles other last digits."""
+"""Version of the division. Another division gives sums of doubles other last digits.
+
+`MOST_CELLS` belongs to it: a unit with more values is folded in batches.
+"""
 UNIT_BYTES: Final = 4 << 20
 _REQUEST_BYTES: Final = 256 << 10
 """What opening an object counts for."""

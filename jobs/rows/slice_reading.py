@@ -182,7 +182,15 @@ def read_parts(
     `to_nested_type` gives the Arrow type of a nested type of Spark SQL; without it there may be no
     such column.
     """
-    physical = select_readable_columns(columns)
+    schema = build_row_schema(columns, to_nested_type)
+    tables = [_read_part(index, part, schema, source) for index, part in parts]
+    return pa.concat_tables(tables, promote_options="default")
+
+
+def build_row_schema(
+    columns: Any, to_nested_type: Callable[[str], pa.DataType] | None = None
+) -> pa.Schema:
+    """The schema of the rows of `read_parts`, without `BAD_REASON`."""
     fields = [
         pa.field(
             name,
@@ -190,11 +198,9 @@ def read_parts(
             if to_nested_type is not None and "<" in own
             else _choose_arrow_type(own, dict(columns)[name]),
         )
-        for name, own in physical
+        for name, own in select_readable_columns(columns)
     ]
-    schema = pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in POSITION_COLUMNS)])
-    tables = [_read_part(index, part, schema, source) for index, part in parts]
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.schema([*fields, *(pa.field(name, arrow) for name, _, arrow in POSITION_COLUMNS)])
 
 
 def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
@@ -227,12 +233,28 @@ def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> 
         raise unreadable_objects_error([part.key]) from error
 
 
+def _read_some_rows(part: CutPart, names: list[str]) -> pa.Table:
+    """The rows of a part that is not the whole object: only their row groups are read."""
+    assert not isinstance(part.path, pa.Table)  # noqa: S101 - a topic's part is whole
+    try:
+        file = open_parquet_file(part.path)
+        groups, first, start = list[int](), 0, 0
+        for number in range(file.metadata.num_row_groups):
+            end = start + file.metadata.row_group(number).num_rows
+            if start < part.row_end and end > part.row_start:
+                first = first if groups else start
+                groups.append(number)
+            start = end
+        rows = file.read_row_groups(groups, columns=names)
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable_objects_error([part.key]) from error
+    return rows.slice(part.row_start - first, part.row_end - part.row_start)
+
+
 def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:
     names = schema.names[: -len(POSITION_COLUMNS)]
-    rows = _read_columns(part, names)
+    rows = _read_columns(part, names) if part.is_whole else _read_some_rows(part, names)
     unread = _judge_unread_columns(part, source, names)
-    if not part.is_whole:
-        rows = rows.slice(part.row_start, part.row_end - part.row_start)
     size = rows.num_rows
     # The places in the object, from 0.
     numbers = (

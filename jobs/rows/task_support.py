@@ -21,12 +21,9 @@ def explain_other_rows(spec: PipelineSpec) -> str | None:
 
 def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
-    if any(unit.count_cells(spec) > MOST_CELLS for unit in units):
-        return "a slice with more values than a task holds"
-    if spec.spark.uses_connect:
-        # Only a classic session has a place between two Python tasks.
-        return explain_spark_expressions(spec, units)
-    return None
+    # Only a classic session has a place between two Python tasks, and such rows are held at once.
+    is_large = any(unit.count_cells(spec) > MOST_CELLS for unit in units)
+    return explain_spark_expressions(spec, units) if is_large or spec.spark.uses_connect else None
 
 
 def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:

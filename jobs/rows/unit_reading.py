@@ -224,16 +224,21 @@ class SimilarParts:
     places: tuple[int, ...]
 
 
-def read_unit(order: ReadOrder, unit: ReadUnit) -> UnitReading:
-    """Read a unit, and report what it cost."""
+def read_unit(
+    order: ReadOrder, unit: ReadUnit, opened: dict[str, CutPart] | None = None
+) -> UnitReading:
+    """Read a unit at once, and report what it cost.
+
+    `opened` are objects of the unit before it, by key; those of this one replace them.
+    """
 
     def read(answer: UnitAnswer) -> pa.Table | None:
         """Read, judge and fold the rows."""
-        parts = _open_parts(answer, order, unit)
+        parts = _open_parts(answer, order, unit, opened)
         scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state, native=True)
         return _fill_answer(answer, order, unit, parts, scan)
 
-    return _run_task(unit, read)
+    return run_task(UnitAnswer(unit.number), read)
 
 
 def decode_parts(
@@ -264,7 +269,7 @@ def decode_parts(
         slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
         return replace_column(rows, "_m", pa.array(slices))
 
-    return _run_task(unit, read)
+    return run_task(UnitAnswer(unit.number), read)
 
 
 def find_source(chosen: SimilarParts) -> str:
@@ -308,7 +313,7 @@ def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitRe
         """Judge and fold the rows."""
         return _fill_answer(answer, order, unit, list_parts(unit), scan)
 
-    return _run_task(unit, fold)
+    return run_task(UnitAnswer(unit.number), fold)
 
 
 def list_parts(unit: ReadUnit) -> list[CutPart]:
@@ -330,10 +335,9 @@ def select_parts(unit: ReadUnit, places: tuple[int, ...]) -> SimilarParts:
     return SimilarParts(replace(unit, cut=Cut(tuple(slices))), places)
 
 
-def _run_task(unit: ReadUnit, body: Callable[[UnitAnswer], pa.Table | None]) -> UnitReading:
+def run_task(answer: UnitAnswer, body: Callable[[UnitAnswer], pa.Table | None]) -> UnitReading:
     """Let `body` fill the answer; what stops it is part of the answer."""
-    begun = time.process_time()
-    answer, kept = UnitAnswer(unit.number), None
+    begun, kept = time.process_time(), None
     try:
         kept = body(answer)
     except CorruptObjectsError as error:
@@ -352,16 +356,27 @@ def _run_task(unit: ReadUnit, body: Callable[[UnitAnswer], pa.Table | None]) -> 
     return UnitReading(answer, TaskReport.measure_since(begun), kept)
 
 
-def _open_parts(answer: UnitAnswer, order: ReadOrder, unit: ReadUnit) -> list[CutPart]:
+def _open_parts(
+    answer: UnitAnswer,
+    order: ReadOrder,
+    unit: ReadUnit,
+    opened: dict[str, CutPart] | None = None,
+) -> list[CutPart]:
     """Open the objects and read the ranges of topics; say how many bytes they have."""
+    known = opened or {}
     ranges = read_topic_ranges(order.spec, unit.cut, order.schemas)
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
         if part["key"] in ranges
+        else make_part(index, part, known[part["key"]].path)
+        if part["key"] in known
         else open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
+    if opened is not None:
+        opened.clear()
+        opened.update({part.key: part for part in parts})
     answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
     answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
     answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
@@ -438,6 +453,11 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
                 else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())
+    bound_partials(answer, order)
+
+
+def bound_partials(answer: UnitAnswer, order: ReadOrder) -> None:
+    """Send large partial aggregates by way of the store; leave too many to Spark SQL."""
     size = sum(map(len, answer.partials.values()))
     if size > order.most_bytes:
         answer.left = "more partial aggregates than the driver takes"

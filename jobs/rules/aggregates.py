@@ -423,10 +423,15 @@ class Aggregation:
 
     def merge_folds(self, folds: Frame, before: int, slot: int) -> Frame:
         """What `aggregate_rows` makes of the rows that were folded, part by part, into `folds`."""
+        marks = self.select_marks(before, slot, epochs=1)
+        merged = self.merge_same_windows(folds)
+        return merged.selectExpr(*self.group_columns, *marks, *self.partials)
+
+    def merge_same_windows(self, folds: Frame) -> Frame:
+        """One row per window and key of what `fold_rows` has made of several parts."""
         types = get_column_types(folds)
         merged = group_rows(folds, self.group_columns, self.merges)
-        marks = self.select_marks(before, slot, epochs=1)
-        return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
+        return merged.selectExpr(*self.group_columns, *self.cast_states(types))
 
     @staticmethod
     def select_marks(before: int, slot: int, *, epochs: int) -> list[str]:

@@ -19,6 +19,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
 
 from tidegate.errors import TransientError
 from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
     CutPiece,
@@ -33,7 +34,7 @@ from tidegate.jobs.rows.event_files import (
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.topic_reading import require_settings
-from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, read_unit
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .python_tasks import (
@@ -191,11 +192,12 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
     order: ReadOrder = _pickle.loads(packed)
     for place in _list_units(batches):
         unit: ReadUnit = _pickle.loads(units[place])
-        reading = read_unit(order, unit)
-        yield _make_row(place, _ANSWER, _pickle.dumps((reading.answer, reading.report)))
-        if reading.kept is not None:
-            for piece in encode_kept_rows(unit.number, reading.kept):
-                yield _make_row(place, _KEPT, piece.data.to_pybytes())
+        for reading in read_in_batches(order, unit):
+            last = reading.answer, reading.report
+            if reading.kept is not None:
+                for piece in encode_kept_rows(unit.number, reading.kept):
+                    yield _make_row(place, _KEPT, piece.data.to_pybytes())
+        yield _make_row(place, _ANSWER, _pickle.dumps(last))
 
 
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:

@@ -29,6 +29,7 @@ from tidegate.checkpoints.executor_keys import (
     has_executor_keys,
     select_driver_variables,
 )
+from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
@@ -41,7 +42,7 @@ from tidegate.jobs.rows.event_files import (
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
-from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer, read_unit
+from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
@@ -346,10 +347,11 @@ def _read_units(
 ) -> Iterator[KeptPiece]:
     prepare_worker()
     for unit in units:
-        reading = read_unit(order, unit)
-        inbox.add([(job, (reading.answer, reading.report))])
-        if reading.kept is not None:
-            yield from encode_kept_rows(unit.number, reading.kept)
+        for reading in read_in_batches(order, unit):
+            last = reading.answer, reading.report
+            if reading.kept is not None:
+                yield from encode_kept_rows(unit.number, reading.kept)
+        inbox.add([(job, last)])
 
 
 def _write_unit_rows(

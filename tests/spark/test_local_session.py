@@ -14,7 +14,9 @@ from tests.spark.edge_cases import run_case
 from tidegate.checkpoints.executor_keys import EXECUTOR_VARIABLES
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.rows import batch_reading
 from tidegate.jobs.rows.event_files import RANGE_BYTES
+from tidegate.jobs.rows.slice_scan import MOST_CELLS
 from tidegate.jobs.spark import shared_store, task_events
 from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
 from tidegate.jobs.spark.python_tasks import prepare_context
@@ -38,19 +40,24 @@ def row(second: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("release", "range_bytes"),
+    ("release", "range_bytes", "most_cells"),
     [
-        ({"mode": "ordered", "glom": {"dt": "2s", "max_rows": 3}}, 1),
-        ({"mode": "ordered", "glom": {"dt": "20s", "stamp": "mean"}}, RANGE_BYTES),
-        ({"on_late": "emit_flagged", "glom": {"dt": "2s", "stamp": "latest"}}, 1),
-        ({"mode": "pass_through"}, RANGE_BYTES),
+        ({"mode": "ordered", "glom": {"dt": "2s", "max_rows": 3}}, 1, MOST_CELLS),
+        ({"mode": "ordered", "glom": {"dt": "20s", "stamp": "mean"}}, RANGE_BYTES, 10),
+        ({"on_late": "emit_flagged", "glom": {"dt": "2s", "stamp": "latest"}}, 1, 5),
+        ({"mode": "pass_through"}, RANGE_BYTES, MOST_CELLS),
     ],
 )
 def test_tasks_in_this_process_agree_with_the_oracle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: dict[str, Any], range_bytes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    release: dict[str, Any],
+    range_bytes: int,
+    most_cells: int,
 ) -> None:
-    """In order by one task or by ranges, with built events, and as rows come."""
+    """In order by one task or by ranges, with built events, as rows come, and in batches."""
     monkeypatch.setattr(task_events, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most_cells)
     rules = {"known": {"predicate": "n <> 31"}}
     spec = spec_of({"a": {"lag": "2s"}, "b": {"rules": rules}}, windows=WINDOWS, release=release)
     session: Any = LocalSession()
@@ -80,8 +87,12 @@ def test_keys_of_floats_agree_with_the_oracle(tmp_path: Path) -> None:
     assert keys == {"0.0", "0.1", "nan", "None"}
 
 
-def test_edges_agree_with_the_oracle(tmp_path: Path) -> None:
-    """Tasks pair the edges of a unit, and the driver what is open with the first end."""
+@pytest.mark.parametrize("most_cells", [MOST_CELLS, 10])
+def test_edges_agree_with_the_oracle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_cells: int
+) -> None:
+    """Tasks pair the edges of a batch, and the driver what is open with the first end."""
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most_cells)
     session: Any = LocalSession()
     run_case(session, tmp_path, seed=0, epochs=4)
 

@@ -1,0 +1,227 @@
+"""Reads a unit that has more values than a task holds at once, in batches.
+
+A batch continues where the one before it ended, as an epoch continues the one before it. So rows
+are judged as if they were read at once. The batches follow from the cut, and their partial
+aggregates are merged in its order: a replay gives the same sums of doubles.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decision_types import MemberSurvey
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.json_types import JsonObject
+from tidegate.time_units import TICK_MIN
+
+from .cut_division import ReadUnit
+from .edge_folds import OPEN_EDGES
+from .kept_rows import KeptSummary
+from .session_folds import is_folded_by_parts, merge_parts
+from .slice_reading import CutPart
+from .slice_scan import MOST_CELLS
+from .unit_reading import (
+    ReadOrder,
+    SliceSummary,
+    TaskReport,
+    UnitAnswer,
+    UnitReading,
+    bound_partials,
+    decode_table,
+    encode_table,
+    read_unit,
+    run_task,
+)
+
+_NO_BOUND: Final = sys.maxsize
+
+
+def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
+    """Yield what came of each batch; the answer of the last reading is that of the whole unit.
+
+    A unit that a task holds at once is one batch.
+    """
+    batches = divide_unit(order.spec, unit)
+    if len(batches) == 1:
+        yield read_unit(order, unit)
+        return
+    begun = time.process_time()
+    total, opened = UnitAnswer(unit.number), dict[str, CutPart]()
+    # What one batch finds is bounded only with all others.
+    unbound = replace(order, most_bytes=_NO_BOUND, sent_bytes=_NO_BOUND)
+    surveys: dict[int, MemberSurvey] = {}
+    for batch in batches:
+        (index,) = batch.indexes
+        survey = surveys.get(index)
+        if survey is not None and survey.barrier is not None:
+            continue  # what follows a barrier row belongs to another epoch
+        reading = read_unit(unbound, _continue_batch(batch, survey), opened)
+        _add_answer(total, reading.answer)
+        surveys |= {one.index: one.survey for one in total.slices}
+        yield UnitReading(total, reading.report, reading.kept)
+        if _is_stopped(total):
+            break
+    run_task(total, partial(_finish_answer, order))
+    yield UnitReading(total, TaskReport.measure_since(begun), None)
+
+
+def divide_unit(spec: PipelineSpec, unit: ReadUnit) -> list[ReadUnit]:
+    """Return a unit as batches of at most `MOST_CELLS` values, each of one slice.
+
+    Offsets of a topic are never divided.
+    """
+    if unit.count_cells(spec) <= MOST_CELLS:
+        return [unit]
+    found = []
+    for index, piece in zip(unit.indexes, unit.cut.slices, strict=True):
+        most = max(MOST_CELLS // spec.sources[piece.member.source].width, 1)
+        for parts in _divide_parts(piece.parts, most):
+            cut = Cut((replace(piece, parts=parts),))
+            found.append(replace(unit, indexes=(index,), cut=cut))
+    return found
+
+
+def _divide_parts(parts: tuple[JsonObject, ...], most: int) -> Iterator[tuple[JsonObject, ...]]:
+    """Yield the parts of a slice in groups of at most so many rows."""
+    group: list[JsonObject] = []
+    room = most
+    for part in parts:
+        start = part["row_start"]
+        while start < part["row_end"]:
+            rows = part["row_end"] - start
+            if OFFSET_COLUMN not in part["columns"]:
+                rows = min(rows, room)
+            # The bytes of an object count once.
+            size = part["size"] if start == part["row_start"] else 0
+            group.append({**part, "row_start": start, "row_end": start + rows, "size": size})
+            start, room = start + rows, room - rows
+            if room <= 0:
+                yield tuple(group)
+                group, room = [], most
+    if group:
+        yield tuple(group)
+
+
+def _continue_batch(batch: ReadUnit, survey: MemberSurvey | None) -> ReadUnit:
+    """Give a batch what the rows of its slice before it have left behind."""
+    if survey is None:
+        return batch
+    members: dict[str, Any] = batch.state["members"]
+    name = str(survey.member)
+    own = {**(members[name] or {}), "generator": survey.punctuation_state}
+    return replace(batch, state={**batch.state, "members": {**members, name: own}})
+
+
+def _is_stopped(answer: UnitAnswer) -> bool:
+    """Whether nothing of a unit is used, so that its other rows need not be read."""
+    stops = answer.error, answer.left, answer.dead_refused
+    return any(one is not None for one in stops) or bool(answer.corrupt or answer.unknown)
+
+
+def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
+    """Add what a batch says."""
+    total.rows += answer.rows
+    total.read_bytes += answer.read_bytes
+    total.missing |= answer.missing
+    for one in answer.slices:
+        _add_slice(total, one)
+    total.partials |= {
+        name: _join_streams(total.partials.get(name), packed)
+        for name, packed in answer.partials.items()
+    }
+    if answer.kept is not None:
+        total.kept = answer.kept if total.kept is None else _add_kept(total.kept, answer.kept)
+    total.late_files += answer.late_files
+    total.late += answer.late
+    total.late_counts += answer.late_counts
+    total.late_refused = answer.late_refused | total.late_refused
+    total.dead_files += answer.dead_files
+    total.footers |= answer.footers
+    total.dead_late += answer.dead_late
+    total.dead_counts += answer.dead_counts
+    total.dead_refused = answer.dead_refused
+    total.error, total.left = answer.error, answer.left
+    total.corrupt, total.unknown = answer.corrupt, answer.unknown
+
+
+def _add_slice(total: UnitAnswer, more: SliceSummary) -> None:
+    for place, known in enumerate(total.slices):
+        if known.index == more.index:
+            survey = _merge_surveys(known.survey, more.survey)
+            sketch = {
+                bucket: known.sketch.get(bucket, 0) + more.sketch.get(bucket, 0)
+                for bucket in known.sketch | more.sketch
+            }
+            verdicts = known.verdicts + more.verdicts
+            total.slices[place] = SliceSummary(more.index, survey, verdicts, sketch)
+            return
+    total.slices.append(more)
+
+
+def _merge_surveys(first: MemberSurvey, second: MemberSurvey) -> MemberSurvey:
+    """The survey of rows and of those that follow them."""
+    times = [
+        time for one in (first, second) for time in (one.min_time, one.max_time) if time is not None
+    ]
+    newest = max(times, default=None)
+    kept = [time for one in (first, second) if (time := one.max_kept_time) is not None]
+    newest_kept = max(kept, default=TICK_MIN)
+    marks = [one.punctuation for one in (first, second) if one.punctuation is not None]
+    return MemberSurvey(
+        member=first.member,
+        rows=first.rows + second.rows,
+        min_time=min(times, default=None),
+        max_time=newest,
+        barrier=first.barrier or second.barrier,
+        punctuation=max(marks, default=None),
+        punctuation_state=second.punctuation_state,
+        quarantined=first.quarantined + second.quarantined,
+        dead=first.dead + second.dead,
+        violations=first.violations + second.violations,
+        regressions=first.regressions + second.regressions,
+        newest_kept=None if newest is None or newest == newest_kept else newest_kept,
+        newest_end=max(first.newest_end, second.newest_end),
+    )
+
+
+def _add_kept(first: KeptSummary, second: KeptSummary) -> KeptSummary:
+    return KeptSummary(
+        first.rows + second.rows,
+        first.size + second.size,
+        first.late + second.late,
+        first.times + second.times,
+        first.late_times + second.late_times,
+    )
+
+
+def _join_streams(first: bytes | None, second: bytes) -> bytes:
+    if first is None:
+        return second
+    return encode_table(pa.concat_tables([decode_table(first), decode_table(second)]))
+
+
+def _finish_answer(order: ReadOrder, answer: UnitAnswer) -> None:
+    """Merge the partial aggregates of all batches, in their order."""
+    if _is_stopped(answer):
+        return
+    for name, packed in answer.partials.items():
+        if name != OPEN_EDGES:
+            answer.partials[name] = _merge_partials(order.spec, name, packed)
+    bound_partials(answer, order)
+
+
+def _merge_partials(spec: PipelineSpec, name: str, packed: bytes) -> bytes:
+    aggregation = Aggregation(spec, name)
+    frame = DuckFrame.from_table(decode_table(packed))
+    if is_folded_by_parts(aggregation.window):
+        return encode_table(merge_parts(frame, aggregation).toArrow())
+    return encode_table(aggregation.merge_same_windows(frame).toArrow())

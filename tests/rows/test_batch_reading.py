@@ -1,0 +1,161 @@
+"""Units with more values than a task holds at once, with a lowered bound."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.rows.units import WINDOW, order_of, rows_at, slice_of
+from tests.spark.agreement import SECOND, rows_of, spec_of, table_of
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.jobs.engine.interfaces import Cut, Slice, join_seq
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows import batch_reading, slice_reading, unit_reading
+from tidegate.jobs.rows.batch_reading import read_in_batches
+from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
+from tidegate.jobs.rows.object_reading import open_part
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, decode_table, read_unit
+
+LATE = 8
+"""Rows before this second are late."""
+AGGREGATES = {"n": "count(*)", "s": "sum(v)", "last": "last(n)", "all": "collect(n)"}
+WINDOWS = {
+    "w": {**WINDOW, "aggregates": AGGREGATES},
+    "s": {**WINDOW, "kind": "session", "size": None, "gap": "2s"},
+}
+SOURCES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rules": {"where": "n < 5", "rules": {"odd": {"predicate": "n <> 3"}}},
+    "punctuation": {"punctuation": {"every_events": 3, "delay": "1s"}},
+    "jumps": {"max_jump": "12s"},
+    "barriers": {"barriers": {"kind": "kind", "types": ["stop"], "punctuation": "data"}},
+}
+
+
+def read_all(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, pa.Table | None]:
+    """The answer of a unit that is read in batches, and the rows that are kept."""
+    readings = list(read_in_batches(order, unit))
+    kept = [reading.kept for reading in readings if reading.kept is not None]
+    return readings[-1].answer, pa.concat_tables(kept) if kept else None
+
+
+def describe(answer: UnitAnswer, kept: pa.Table | None) -> dict[str, Any]:
+    """What an answer says, however its partial aggregates are sorted and its files divided."""
+    found = {name: value for name, value in vars(answer).items() if "files" not in name}
+    del found["footers"]
+    found["partials"] = {
+        name: sorted(map(repr, decode_table(packed).to_pylist()))
+        for name, packed in answer.partials.items()
+    }
+    found["slices"] = [asdict(one) for one in answer.slices]
+    if answer.kept is not None:
+        times = sorted(answer.kept.times), sorted(answer.kept.late_times)
+        found["kept"] = answer.kept.rows, answer.kept.late, times
+    return {**found, "rows of events": None if kept is None else kept.to_pylist()}
+
+
+def read_files(answer: UnitAnswer, folder: Path) -> list[str]:
+    """The rows of late and dead-letter tables."""
+    files = [*answer.late_files, *answer.dead_files]
+    rows = [row for ref in files for row in pq.read_table(folder / ref.key).to_pylist()]
+    return sorted(map(repr, rows))
+
+
+def slice_of_objects(store: LocalStore, member: Member, tables: list[pa.Table]) -> Slice:
+    """A slice of several objects with small row groups, of the first one in part."""
+    (example,) = slice_of(store, Member("example"), rows_at(1)).parts
+    parts = []
+    for number, table in enumerate(tables):
+        key = f"inbox/{member.source}/{member.partition}-{number}.parquet"
+        path = store.local_path(key)
+        assert path is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path, row_group_size=4)
+        more = {"key": key, "ordinal": number, "rows": table.num_rows, "row_end": table.num_rows}
+        parts.append({**example, **more, "row_start": 0 if number else 3})
+    end = join_seq(len(tables) - 1, tables[-1].num_rows)
+    return Slice(member, join_seq(0, 3), end, tuple(parts))
+
+
+@pytest.mark.parametrize("what", SOURCES)
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_say_what_the_whole_unit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, seed: int
+) -> None:
+    """Survey, verdicts, partial aggregates, late and dead rows, and the rows for the events."""
+    draw, store = random.Random(f"{what}{seed}"), LocalStore(tmp_path)
+    spec = spec_of({"a": SOURCES[what], "b": {}}, windows=WINDOWS)
+    pieces = []
+    for source in "ab":
+        rows = [row for around in range(4) for row in rows_of(draw, 5 * around)]
+        for row in rows:
+            row["t"] = row["t"] if draw.random() < 0.9 else None
+        rows += [{**row, "v": 0.25} for row in rows_at(*range(9))]  # with exact sums
+        tables = [table_of(rows[:20]), table_of(rows[20:])]
+        pieces.append(slice_of_objects(store, Member(source), [t for t in tables if t.num_rows]))
+    state = {"clock": 10 * SECOND, "members": {"a/0": None, "b/0": None}}
+    (unit,) = divide_cut(Cut(tuple(pieces)), state, store)
+    order = order_of(spec, store, LATE * SECOND)
+    whole = read_unit(order, unit)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", 7 * spec.sources["a"].width)
+    assert len(batch_reading.divide_unit(spec, unit)) > 5
+    answer, kept = read_all(order, unit)
+    first = next((one.survey.barrier for one in whole.answer.slices if one.survey.barrier), None)
+    if first is not None:  # the slice is planned and read again
+        surveys = [[one.survey for one in found.slices] for found in (whole.answer, answer)]
+        assert surveys[0] == surveys[1]
+        return
+    assert describe(answer, kept) == describe(whole.answer, whole.kept)
+    assert read_files(answer, tmp_path) == read_files(whole.answer, tmp_path)
+
+
+def test_a_task_holds_a_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads only the row groups of a batch, fetches each object once, and sums alike again."""
+    store, most, held = LocalStore(tmp_path), 40, list[int]()
+    spec = spec_of({"a": {}}, windows={"w": WINDOW})
+    rows = table_of([{**row, "v": 0.1 * n} for n, row in enumerate(rows_at(*range(1000)))])
+    (unit,) = divide_cut(Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most * spec.sources["a"].width)
+    opened, some = list[str](), slice_reading._read_some_rows
+
+    def count_opened(index: int, part: Any, *given: Any) -> Any:
+        opened.append(part["key"])
+        return open_part(index, part, *given)
+
+    def count_rows(*given: Any) -> pa.Table:
+        found = some(*given)
+        held.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(unit_reading, "open_part", count_opened)
+    monkeypatch.setattr(slice_reading, "_read_some_rows", count_rows)
+    order = order_of(spec, store)
+    answer, kept = read_all(order, unit)
+    assert kept is not None
+    assert (answer.rows, kept.num_rows, sum(held)) == (1997, 1997, 1997)
+    assert max(held) <= most
+    assert opened == [part["key"] for part in unit.cut.slices[0].parts]
+    assert answer.read_bytes == sum(part["size"] for part in unit.cut.slices[0].parts)
+    assert read_all(order, unit)[0].partials == answer.partials
+    # One object is damaged: the unit says so, and nothing else.
+    (tmp_path / unit.cut.slices[0].parts[1]["key"]).write_bytes(b"PAR1 no more PAR1")
+    assert read_all(order, unit)[0].corrupt == (unit.cut.slices[0].parts[1]["key"],)
+
+
+def test_partial_aggregates_of_all_batches_have_one_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a unit that is read at once."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW})
+    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(*range(9))),)), {}, store)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", spec.sources["a"].width)
+    order = order_of(spec, store)
+    assert read_all(replace(order, most_bytes=1), unit)[0].left is not None
+    assert [*read_all(replace(order, sent_bytes=1), unit)[0].stored] == ["w"]
