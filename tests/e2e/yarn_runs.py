@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
+
+import psutil
 
 from tests.e2e.drivers import Piped, Steady
 from tests.e2e.feed import SPEC
@@ -45,6 +47,7 @@ spark:
   staging: bucket
   conf: {spark.executor.instances: "2", spark.executor.memory: 512m}"""
 _PATIENCE: Final = 900.0  # seconds, on a busy machine
+EXECUTOR: Final = "org.apache.spark.executor.YarnCoarseGrainedExecutorBackend"
 MODES: Final = ("client", "cluster")
 NODES: Final = 2
 
@@ -160,10 +163,45 @@ def launch(rig: Rig, mode: str) -> str:
     return f"{run.piped.log().head().slot} epochs"
 
 
+def lose_executor(rig: Rig, mode: str) -> str:
+    """kill -9 of an executor while an epoch is computed; YARN gives another one."""
+    run = Submitted(rig, rig.feed(f"executor-{mode}"), mode)
+    run.launch()
+    run.wait_until_sealed(1)
+    victim: list[psutil.Process] = []
+
+    def finds_busy_executor() -> bool:
+        victim[:] = [one for one in rig.yarn.find_containers(EXECUTOR) if _has_busy_worker(one)]
+        return bool(victim)
+
+    run.wait(finds_busy_executor, "an executor that computes")
+    before = {one.pid for one in rig.yarn.find_containers(EXECUTOR)}
+    sealed = run.piped.log().head().slot
+    victim[0].kill()
+    run.wait(
+        lambda: {one.pid for one in rig.yarn.find_containers(EXECUTOR)} - before, "a new executor"
+    )
+    run.wait_until_done()
+    assert run.count_attempts() == 1
+    return f"killed after epoch {sealed} of {run.piped.log().head().slot}"
+
+
+def _has_busy_worker(executor: psutil.Process) -> bool:
+    """Whether a Python worker of an executor computes at this moment."""
+    with suppress(psutil.NoSuchProcess):
+        children = executor.children(recursive=True)
+        return any(child.status() == psutil.STATUS_RUNNING for child in children)
+    return False
+
+
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
+    "executor": lose_executor,
 }
-RUNS: Final = (("launch", "client"),)
+RUNS: Final = (
+    ("launch", "client"),
+    ("executor", "client"),
+)
 """Each scenario with the modes in which it is run."""
 
 
