@@ -30,6 +30,7 @@ from tests.e2e.feed import SPEC
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.yarn import YarnCluster, run_yarn
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.spec.operations import JARS, SubmitSpec
 from tidegate.operators.driver_launch import (
@@ -194,13 +195,27 @@ def _has_busy_worker(executor: psutil.Process) -> bool:
     return False
 
 
+def restore(rig: Rig, mode: str) -> str:
+    """A driver launched with a checkpoint goes back to it, on a new timeline."""
+    run = Submitted(rig, rig.feed(f"restore-{mode}"), mode)
+    run.launch()
+    run.wait_until_done()
+    target = CheckpointCatalog(run.piped.log()).list_checkpoints()[-2]
+    run.launch(str(target.id))
+    run.wait_until_done()
+    assert run.piped.log().head().timeline == 1
+    return f"back to {target.id}, then {run.piped.log().head().slot} epochs"
+
+
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
     "executor": lose_executor,
+    "restore": restore,
 }
 RUNS: Final = (
     ("launch", "client"),
     ("executor", "client"),
+    ("restore", "client"),
 )
 """Each scenario with the modes in which it is run."""
 
