@@ -31,7 +31,6 @@ from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.yarn import YarnCluster, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
-from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.spec.operations import JARS, SubmitSpec
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
@@ -149,11 +148,6 @@ class Submitted:
     def count_attempts(self) -> int:
         """How often YARN has started the application master of the launch."""
         return self.rig.yarn.count_attempts(self.application())
-
-    def token(self) -> int:
-        """The fencing token of the lease; 0 before the first."""
-        lease = read_lease(self.piped.store(), self.name)
-        return lease.token if lease else 0
 
 
 def launch(rig: Rig, mode: str) -> str:
