@@ -31,12 +31,14 @@ from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.yarn import YarnCluster, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
 from tidegate.jobs.spec.operations import JARS, SubmitSpec
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     launch_driver,
     send_signal,
 )
+from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
 from tidegate.operators.store_access import StoreAccess
 
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
@@ -61,6 +63,11 @@ class Rig:
     folder: Path
     objects: int = 10
     submitted: list[LaunchedDriver] = field(default_factory=list)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs read all objects: one of each source per epoch."""
+        return self.objects
 
     @cached_property
     def expected(self) -> dict[str, list[str]]:
@@ -189,6 +196,25 @@ def _has_busy_worker(executor: psutil.Process) -> bool:
     return False
 
 
+def stop(rig: Rig, mode: str) -> str:
+    """A stop lets the driver drain and YARN's application succeed; the next one goes on."""
+    run = Submitted(rig, rig.feed(f"stop-{mode}"), mode)
+    run.launch()
+    run.wait_until_sealed(2)
+    store, why = run.piped.store(), "a scenario of YARN"
+    set_desired_state(store, run.name, DesiredState.STOPPED, who="a test", why=why)
+    order = StopOrder("a test", why, timeouts=StopTimeouts(request=_PATIENCE))
+    said = stop_driver(store, run.name, order)
+    assert said == "the driver drained and stopped by itself", said
+    sealed = run.piped.log().head().slot
+    run.wait_until_ended()
+    assert sealed < rig.epochs
+    set_desired_state(store, run.name, DesiredState.RUN, who="a test", why=why)
+    run.launch()
+    run.wait_until_done()
+    return f"stopped after epoch {sealed} of {run.piped.log().head().slot}"
+
+
 def restore(rig: Rig, mode: str) -> str:
     """A driver launched with a checkpoint goes back to it, on a new timeline."""
     run = Submitted(rig, rig.feed(f"restore-{mode}"), mode)
@@ -204,11 +230,13 @@ def restore(rig: Rig, mode: str) -> str:
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
     "executor": lose_executor,
+    "stop": stop,
     "restore": restore,
 }
 RUNS: Final = (
     ("launch", "client"),
     ("executor", "client"),
+    ("stop", "client"),
     ("restore", "client"),
 )
 """Each scenario with the modes in which it is run."""
