@@ -46,7 +46,7 @@ kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): driv
 	$(BIN)/python -m pytest -m kafka $(ARGS)
 
 .PHONY: yarn
-yarn: venv java warm ## drivers on a real YARN (106 MB of jars, fetched once), compared with local runs; ends with "N of N on YARN" (ARGS="launch --mode client")
+yarn: venv java warm ## drivers on a real YARN (106 MB of jars, fetched once), compared with local runs; ends with "N of N on YARN" (ARGS="launch")
 	$(BIN)/python -m tests.e2e.yarn_runs $(ARGS)
 
 .PHONY: routes

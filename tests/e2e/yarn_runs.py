@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -23,18 +23,22 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
+import psutil
+
 from tests.e2e.drivers import Piped, Steady
 from tests.e2e.feed import SPEC
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.yarn import YarnCluster, run_yarn
-from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
 from tidegate.jobs.spec.operations import JARS, SubmitSpec
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     launch_driver,
     send_signal,
 )
+from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
 from tidegate.operators.store_access import StoreAccess
 
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
@@ -45,6 +49,7 @@ spark:
   staging: bucket
   conf: {spark.executor.instances: "2", spark.executor.memory: 512m}"""
 _PATIENCE: Final = 900.0  # seconds, on a busy machine
+EXECUTOR: Final = "org.apache.spark.executor.YarnCoarseGrainedExecutorBackend"
 MODES: Final = ("client", "cluster")
 NODES: Final = 2
 
@@ -58,6 +63,11 @@ class Rig:
     folder: Path
     objects: int = 10
     submitted: list[LaunchedDriver] = field(default_factory=list)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs read all objects: one of each source per epoch."""
+        return self.objects
 
     @cached_property
     def expected(self) -> dict[str, list[str]]:
@@ -146,11 +156,6 @@ class Submitted:
         """How often YARN has started the application master of the launch."""
         return self.rig.yarn.count_attempts(self.application())
 
-    def token(self) -> int:
-        """The fencing token of the lease; 0 before the first."""
-        lease = read_lease(self.piped.store(), self.name)
-        return lease.token if lease else 0
-
 
 def launch(rig: Rig, mode: str) -> str:
     """A driver in this mode reads everything and ends."""
@@ -160,10 +165,80 @@ def launch(rig: Rig, mode: str) -> str:
     return f"{run.piped.log().head().slot} epochs"
 
 
+def lose_executor(rig: Rig, mode: str) -> str:
+    """kill -9 of an executor while an epoch is computed; YARN gives another one."""
+    run = Submitted(rig, rig.feed(f"executor-{mode}"), mode)
+    run.launch()
+    run.wait_until_sealed(1)
+    victim: list[psutil.Process] = []
+
+    def finds_busy_executor() -> bool:
+        victim[:] = [one for one in rig.yarn.find_containers(EXECUTOR) if _has_busy_worker(one)]
+        return bool(victim)
+
+    run.wait(finds_busy_executor, "an executor that computes")
+    before = {one.pid for one in rig.yarn.find_containers(EXECUTOR)}
+    sealed = run.piped.log().head().slot
+    victim[0].kill()
+    run.wait(
+        lambda: {one.pid for one in rig.yarn.find_containers(EXECUTOR)} - before, "a new executor"
+    )
+    run.wait_until_done()
+    assert run.count_attempts() == 1
+    return f"killed after epoch {sealed} of {run.piped.log().head().slot}"
+
+
+def _has_busy_worker(executor: psutil.Process) -> bool:
+    """Whether a Python worker of an executor computes at this moment."""
+    with suppress(psutil.NoSuchProcess):
+        children = executor.children(recursive=True)
+        return any(child.status() == psutil.STATUS_RUNNING for child in children)
+    return False
+
+
+def stop(rig: Rig, mode: str) -> str:
+    """A stop lets the driver drain and YARN's application succeed; the next one goes on."""
+    run = Submitted(rig, rig.feed(f"stop-{mode}"), mode)
+    run.launch()
+    run.wait_until_sealed(2)
+    store, why = run.piped.store(), "a scenario of YARN"
+    set_desired_state(store, run.name, DesiredState.STOPPED, who="a test", why=why)
+    order = StopOrder("a test", why, timeouts=StopTimeouts(request=_PATIENCE))
+    said = stop_driver(store, run.name, order)
+    assert said == "the driver drained and stopped by itself", said
+    sealed = run.piped.log().head().slot
+    run.wait_until_ended()
+    assert sealed < rig.epochs
+    set_desired_state(store, run.name, DesiredState.RUN, who="a test", why=why)
+    run.launch()
+    run.wait_until_done()
+    return f"stopped after epoch {sealed} of {run.piped.log().head().slot}"
+
+
+def restore(rig: Rig, mode: str) -> str:
+    """A driver launched with a checkpoint goes back to it, on a new timeline."""
+    run = Submitted(rig, rig.feed(f"restore-{mode}"), mode)
+    run.launch()
+    run.wait_until_done()
+    target = CheckpointCatalog(run.piped.log()).list_checkpoints()[-2]
+    run.launch(str(target.id))
+    run.wait_until_done()
+    assert run.piped.log().head().timeline == 1
+    return f"back to {target.id}, then {run.piped.log().head().slot} epochs"
+
+
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
+    "executor": lose_executor,
+    "stop": stop,
+    "restore": restore,
 }
-RUNS: Final = (("launch", "client"),)
+RUNS: Final = (
+    ("launch", "client"),
+    ("executor", "client"),
+    ("stop", "client"),
+    ("restore", "client"),
+)
 """Each scenario with the modes in which it is run."""
 
 

@@ -143,10 +143,6 @@ class YarnCluster:
         self._wait(self.nodes[number], log, before + 1)
         return number
 
-    def list_nodes(self) -> list[int]:
-        """Numbers of the NodeManagers that live."""
-        return [number for number, mark in enumerate(self.nodes) if is_process_alive(mark)]
-
     def kill_node(self, number: int) -> None:
         """kill -9 of a NodeManager and of its containers, as when a host dies."""
         containers = list_children(self.nodes[number].pid)
@@ -166,13 +162,6 @@ class YarnCluster:
         """Ids of all applications, the oldest first, as the ResourceManager's log has them."""
         return re.findall(r" (application_\w+) State change from NEW to ", self._read_log())
 
-    def read_state(self, application: str) -> str:
-        """The state of an application, such as ACCEPTED while it waits for its first container."""
-        changes: list[str] = re.findall(
-            rf" {application} State change from \w+ to (\w+)", self._read_log()
-        )
-        return changes[-1] if changes else "NEW"
-
     def read_final_status(self, application: str) -> str:
         """SUCCEEDED, FAILED or KILLED; UNDEFINED while the application has not ended."""
         found = re.search(rf"appId={application},.*finalStatus=(\w+)", self._read_log())
@@ -191,11 +180,10 @@ class YarnCluster:
     def _read_log(self) -> str:
         return (self.folder / "resourcemanager.log").read_text(errors="replace")
 
-    def find_containers(self, main_class: str, node: int | None = None) -> list[psutil.Process]:
-        """The Java processes in containers of a node, or of all, that run this class of Spark."""
-        nodes = self.nodes if node is None else [self.nodes[node]]
+    def find_containers(self, main_class: str) -> list[psutil.Process]:
+        """The Java processes in containers that run this class of Spark."""
         found = []
-        for process in (child for mark in nodes for child in list_children(mark.pid)):
+        for process in (child for mark in self.nodes for child in list_children(mark.pid)):
             with suppress(psutil.NoSuchProcess):
                 if process.name() == "java" and main_class in process.cmdline():
                     found.append(process)
