@@ -78,7 +78,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "test": case_commands.run_cases,
         "plan": plan_command.show_plan,
         "deploy": plan_command.deploy_spec,
-        "pack": pack_command.pack_environment,
+        "pack": pack_command.write_executor_archive,
         "schema": spec_commands.print_json_schema,
         "infer": spec_commands.propose_source_schema,
     },

@@ -46,7 +46,7 @@ _FOLDER: Final = "tidegate-env"
 """Where executors unpack the archive, in their working folder."""
 
 
-def pack_environment(
+def write_executor_archive(
     spec: Annotated[str, typer.Argument(help="File of the pipeline's spec.")],
     out: Annotated[
         Path | None,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from tests.spark.agreement import SECOND, Pair, spec_of
 from tests.spark.edge_cases import run_case
 from tidegate.checkpoints.executor_keys import EXECUTOR_VARIABLES
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.rows import batch_reading
 from tidegate.jobs.rows.event_files import RANGE_BYTES
@@ -21,7 +24,8 @@ from tidegate.jobs.spark import shared_store, task_events
 from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
 from tidegate.jobs.spark.python_tasks import prepare_context
 from tidegate.jobs.spark.shared_store import require_shared_store
-from tidegate.jobs.spark.spark_session import SparkSessions
+from tidegate.jobs.spark.spark_session import _SETTINGS, SparkSessions
+from tidegate.jobs.spark.staging import build_s3a_settings
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
 WINDOWS = {
@@ -126,6 +130,17 @@ def test_executors_with_keys_of_their_own_are_sent_none(
     assert set(given) & set(sent) == (set(given) if variable is None else shared)
     assert "narrow" not in sent.values()
     assert sent["KAFKA"] == "password"
+
+
+def test_spark_masks_each_setting_of_s3a_that_holds_a_key() -> None:
+    """On its pages and in its event log, whose entries it masks by the name of the setting."""
+    keys = {"access_key": "who", "secret_key": SecretStr("what"), "session_token": SecretStr("t")}
+    given = build_s3a_settings(S3Settings.model_validate({"bucket": "b", **keys}))
+    holders = [name for name, text in given.items() if text in ("who", "what", "t")]
+    assert len(holders) == 3
+    masked = re.compile(_SETTINGS["classic"]["spark.redaction.regex"])
+    assert [name for name in holders if masked.search(name) is None] == []
+    assert masked.search("fs.s3a.endpoint") is None
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
