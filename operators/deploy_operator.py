@@ -3,16 +3,9 @@
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.checkpoints.deploy_requests import (
-    await_deploy,
-    propose_deploy,
-    request_deploy,
-)
-from tidegate.checkpoints.deployed_specs import read_deployed
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.jobs.spec.loader import load_any_spec
-from tidegate.jobs.spec.user_code import collect_code
 from tidegate.json_types import JsonObject
 
 from .errors import DEPLOY_REFUSED, FILE_CHANGED
@@ -44,6 +37,15 @@ class DeployOperator(PipelineOperator):
                 the person saw, or its deploy has failed.
             TransientError: no driver has begun with it in time; the next one does.
         """
+        # Imported here, because every parse of the DAGs would pay for the rules of changes.
+        from tidegate.checkpoints.deploy_requests import (
+            await_deploy,
+            propose_deploy,
+            request_deploy,
+        )
+        from tidegate.checkpoints.deployed_specs import read_deployed
+        from tidegate.jobs.spec.user_code import collect_code
+
         spec = load_any_spec(Path(self.spec))
         store = self.resolve_access().open()
         proposal = propose_deploy(store, spec, collect_code(spec, Path(self.spec)))

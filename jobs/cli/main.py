@@ -13,6 +13,7 @@ import typer
 from tidegate.jobs.driver.leak_reports import close_stderr_at_exit
 
 from . import (
+    backup_command,
     case_commands,
     check_replay_quality,
     checkpoint_commands,
@@ -56,6 +57,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "detach": run_commands.request_detach,
         "resume": run_commands.request_resume,
         "gc": tables_and_storage.collect_garbage,
+        "backup": backup_command.back_up_pipeline,
         "put": starter_spec.put_files,
         "reread": starter_spec.read_dead_letters_again,
     },
