@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from tests.sealed_queries.fake_checkpoint import FakeCheckpoint
 from tests.sealed_queries.fake_events import end_query, start_query
 from tests.servers.memory_store import Fault, MemoryStore
-from tidegate import job, secret_masks
+from tidegate import job
 from tidegate.checkpoints.batch_notes import SinkRewind
 from tidegate.checkpoints.lease import Lease, evict_lease_holder
 from tidegate.checkpoints.local_store import LocalStore
@@ -42,7 +42,7 @@ from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer, JobAuthor
 from tidegate.jobs.sealed_queries.checkpoint_folder import BucketFolder
 from tidegate.jobs.sealed_queries.job_location import JobLocation
-from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession, require_script
+from tidegate.jobs.sealed_queries.job_run import JobOptions, JobSession
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.sink_restore import (
     SealedPoint,
@@ -387,7 +387,7 @@ def test_an_error_of_the_script_shows_no_secret_of_its_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the spec tells that the value is one."""
-    monkeypatch.setattr(secret_masks, "_hidden", set())
+    monkeypatch.setattr("tidegate.secret_masks._hidden", set())
     monkeypatch.setenv("KEY", "hunter-forty-two")
     for made in _open(tmp_path, {**SPEC, "args": ["env:KEY"]}):
         made._options.script.write_text("import sys; raise ValueError('no table ' + sys.argv[1])")
@@ -640,7 +640,7 @@ def test_a_job_where_a_pipeline_is_meant(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is a job"):
         load_spec(path)
     with pytest.raises(ConfigurationError, match=r"no script clicks\.py"):
-        require_script(load_any_spec(path), path.parent / "nowhere.py")  # type: ignore[arg-type]
+        job_run.require_script(load_any_spec(path), path.parent / "nowhere.py")  # type: ignore[arg-type]
 
 
 def test_how_a_sink_follows(tmp_path: Path) -> None:

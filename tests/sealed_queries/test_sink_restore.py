@@ -11,12 +11,7 @@ from tidegate.checkpoints.batch_notes import BatchReport, SinkPlan, SinkRewind
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.sealed_queries.sink_restore import (
-    find_newest_written,
-    list_lineage,
-    list_query_ids,
-    refuse_sink_ahead,
-)
+from tidegate.jobs.sealed_queries import sink_restore
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 from tidegate.jobs.spec.job_spec import JobSpec
 
@@ -32,9 +27,12 @@ def write_log(folder: Path, *names: str) -> WriterFacts:
 
 def test_the_newest_batch_of_a_file_sink_is_read_from_its_log(tmp_path: Path) -> None:
     """Also from a compacted one; other sinks, and a folder without a log, have none."""
-    assert find_newest_written(WriterFacts(name="q", path=str(tmp_path))) is None
-    assert find_newest_written(write_log(tmp_path, "7", "9.compact", "10", ".10.crc")) == 10
-    assert find_newest_written(WriterFacts(name="q", format="kafka")) is None
+    assert sink_restore.find_newest_written(WriterFacts(name="q", path=str(tmp_path))) is None
+    assert (
+        sink_restore.find_newest_written(write_log(tmp_path, "7", "9.compact", "10", ".10.crc"))
+        == 10
+    )
+    assert sink_restore.find_newest_written(WriterFacts(name="q", format="kafka")) is None
 
 
 @pytest.mark.parametrize("planned", [None, 0, 7])
@@ -44,9 +42,9 @@ def test_a_query_does_not_start_over_a_file_sink_that_is_ahead(
     """Renamed, or begun anew: Spark would leave out the rows of its next batches."""
     facts = write_log(tmp_path, "0", "8")
     with pytest.raises(ConfigurationError, match=r"query q has batch 8 already") as refused:
-        refuse_sink_ahead("j", facts, planned)
+        sink_restore.refuse_sink_ahead("j", facts, planned)
     assert refused.value.code == "job.sink_ahead"
-    refuse_sink_ahead("j", facts, 8)
+    sink_restore.refuse_sink_ahead("j", facts, 8)
 
 
 def test_a_second_restore_right_after_one_to_the_beginning_leaves_no_slot_zero(
@@ -63,7 +61,7 @@ def test_a_second_restore_right_after_one_to_the_beginning_leaves_no_slot_zero(
         commit_restore(
             bench.log, bench.lease, plan, request_id=f"r{number}", who="ann", why="a mistake"
         )
-    assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+    assert sink_restore.list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
 
 
 def test_what_a_restore_owes_outlives_the_batches_that_were_left(bench: JobBench) -> None:
@@ -82,8 +80,8 @@ def test_what_a_restore_owes_outlives_the_batches_that_were_left(bench: JobBench
     assert [(one.query, one.newest, one.batch, one.rewind) for one in owed] == [
         ("q", 4, None, SinkRewind.LOG)
     ]
-    assert list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
-    assert list_query_ids(bench.log, bench.log.head().record, "another") == frozenset()
+    assert sink_restore.list_query_ids(bench.log, bench.log.head().record, "q") == {query.id}
+    assert sink_restore.list_query_ids(bench.log, bench.log.head().record, "another") == frozenset()
 
 
 def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBench) -> None:
@@ -94,11 +92,11 @@ def test_the_lineage_of_a_query_ends_where_each_timeline_was_left(bench: JobBenc
         bench.sealer.seal(query, batch, BatchReport())
     plan = plan_restore(bench.log, bench.sealed[1].id)
     commit_restore(bench.log, bench.lease, plan, request_id="r", who="ann", why="a mistake")
-    assert list_lineage(bench.log, bench.log.head(), "q", 1) == {0: 1, 1: 1}
+    assert sink_restore.list_lineage(bench.log, bench.log.head(), "q", 1) == {0: 1, 1: 1}
     bench.sealer = bench.make_sealer()
     for batch in (2, 3):
         bench.sealer.seal(query, batch, BatchReport())
-    assert list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}
+    assert sink_restore.list_lineage(bench.log, bench.log.head(), "q", 3) == {0: 1, 1: 3}
 
 
 def test_what_the_present_spec_says_of_a_sink_counts_for_a_restore(bench: JobBench) -> None:

@@ -162,3 +162,13 @@ WHOLE: dict[str, tuple[str, bytes]] = {
     "1.orc": ("orc", written(orc.write_table)),
     "1.parquet": ("parquet", written(pq.write_table)),
 }
+
+
+def orc_of_spark(zone: bytes, *times: datetime) -> bytes:
+    """An ORC file as Spark writes it, in a zone whose name has three letters, as Arrow's GMT."""
+    noted = {"spark.sql.catalyst.type": "timestamp"}
+    names = [pa.field("at", pa.timestamp("us"), metadata=noted), pa.field("item", pa.string())]
+    rows = pa.table([[*times], ["a"] * len(times)], schema=pa.schema(names))
+    sink = io.BytesIO()
+    orc.write_table(rows, sink, compression="uncompressed")
+    return sink.getvalue().replace(b"GMT", zone)

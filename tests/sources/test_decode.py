@@ -7,7 +7,7 @@ import gzip
 import io
 import lzma
 from collections.abc import Callable
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.sources.encoded_objects import (
     avro,
     csv,
     lines,
+    orc_of_spark,
     parquet,
     read,
     spec,
@@ -37,8 +38,6 @@ from tests.sources.encoded_objects import (
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources.avro import AvroError, read_avro_file
 from tidegate.jobs.sources.object_decoding import decode_to_parquet
-from tidegate.jobs.sources.object_inspection import describe_encoded_object, read_footer
-from tidegate.jobs.sources.orc import read_orc_file, read_writer_zone
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 
@@ -146,16 +145,6 @@ def test_orc(tmp_path: Path) -> None:
     assert part.parts[0]["columns"]["amount"] == "int32"
 
 
-def orc_of_spark(zone: bytes, *times: datetime) -> bytes:
-    """An ORC file as Spark writes it, in a zone whose name has three letters, as Arrow's GMT."""
-    noted = {"spark.sql.catalyst.type": "timestamp"}
-    names = [pa.field("at", pa.timestamp("us"), metadata=noted), pa.field("item", pa.string())]
-    rows = pa.table([[*times], ["a"] * len(times)], schema=pa.schema(names))
-    sink = io.BytesIO()
-    orc.write_table(rows, sink, compression="uncompressed")
-    return sink.getvalue().replace(b"GMT", zone)
-
-
 @pytest.mark.parametrize(
     ("zone", "hours"), [(b"GMT", 0), (b"PRC", 8), (b"EST", -5)], ids=lambda given: str(given)
 )
@@ -172,21 +161,6 @@ def test_timestamps_that_spark_wrote_to_orc_are_instants(
     for name, rule in (("plain", {}), ("zoned", {"timezone": "Asia/Tokyo"})):
         rows, _ = read({"1.orc": given}, tmp_path / name, format="orc", schema=schema, **rule)
         assert [row.bad or row.values["at"] - TICK for row in rows] == [0, 1_000_000]
-
-
-@pytest.mark.parametrize("codec", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
-def test_the_zone_of_a_writer_of_orc_is_found_in_every_codec(codec: str) -> None:
-    """The parts of a file that name it are compressed as its rows are."""
-    sink = io.BytesIO()
-    orc.write_table(pa.table({"long_name" * 30: [START] * 9}), sink, compression=codec)
-    file = orc.ORCFile(io.BytesIO(sink.getvalue()))
-    assert file.compression == codec.upper()
-    assert read_writer_zone(sink.getvalue(), file) == "GMT"
-
-
-def test_an_orc_file_of_spark_without_rows_has_instants_too() -> None:
-    """It has no part that names a zone."""
-    assert str(read_orc_file(orc_of_spark(b"PRC"))["at"].type) == "timestamp[ns, tz=UTC]"
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy"])
@@ -482,30 +456,6 @@ def test_no_damage_ends_the_reader(
     assert (found is None) == out.exists()
     if found is None:
         pq.read_table(out)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    name=st.sampled_from(sorted(WHOLE)),
-    data=st.data(),
-    added=st.sampled_from(["ignore", "dead_letter"]),
-)
-def test_an_inspected_object_is_described_as_its_copy(
-    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject, added: str
-) -> None:
-    """Rows, columns and faults, also of a damaged object, without casting any text."""
-    kind, whole = WHOLE[name]
-    other = bytearray(whole)
-    for place, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), max_size=2)
-    ):
-        other[place] = byte
-    source = spec(format=kind, evolution={"added": added}).sources["a"]
-    out = tmp_path_factory.mktemp("copy") / "out.parquet"
-    bad = decode_to_parquet(f"inbox/a/{name}", bytes(other), source, out)
-    copy = out.read_bytes() if bad is None else b""
-    wanted = bad or read_footer(len(copy), lambda start, length: copy[start : start + length])
-    assert describe_encoded_object(f"inbox/a/{name}", bytes(other), source) == wanted
 
 
 def test_avro_that_says_nothing(tmp_path: Path) -> None:
