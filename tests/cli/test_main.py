@@ -218,7 +218,7 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
 
 
 def test_validate_names_options_of_other_clients(cli: Cli, spec_file: Path) -> None:
-    """Topics are read with librdkafka; a variable that is set elsewhere is no mistake."""
+    """Topics are read with librdkafka; variables may be set elsewhere."""
     topic = "kind: kafka, kafka: {servers: 'b:1', topic: t, options: {%s}}"
     spec_file.write_text(
         SPEC.replace("path: inbox/EWR", topic % "sasl.username: 'env:NOT_SET_HERE'")
