@@ -69,6 +69,10 @@ fields: venv ## every field of a spec, the code that reads it and a test that na
 changes: venv ## each field of a spec and each row of the table of changes, deployed while a driver runs, is stopped, crashes or fails; ends with "N cells (A applied, R refused), 0 differences"
 	$(BIN)/python -m tests.spec.change_matrix
 
+.PHONY: team
+team: venv java warm ## twelve questions of a team, answered by the commands of docs/how-to on a real Spark, MinIO and cluster; ends with "N of 12" (ARGS=back-up.md)
+	$(BIN)/python -m tests.team $(ARGS)
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof
