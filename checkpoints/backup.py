@@ -40,7 +40,7 @@ class BackupReport(FrozenModel):
     bytes: int
 
 
-def back_up_pipeline(source: Store, target: Store, pipeline: str) -> BackupReport:
+def copy_pipeline(source: Store, target: Store, pipeline: str) -> BackupReport:
     """Copy a pipeline, or what is new of it, into another store.
 
     Raises:

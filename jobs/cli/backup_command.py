@@ -10,7 +10,7 @@ from . import arguments, output
 from .arguments import PipelineArgument, StoreOption
 
 
-def back_up_pipeline(
+def copy_pipeline(
     pipeline: PipelineArgument,
     to: Annotated[
         str,
@@ -35,7 +35,7 @@ def back_up_pipeline(
 
     log = arguments.open_log(pipeline, store)
     target = open_store(to)
-    report = backup.back_up_pipeline(log.store, target, log.pipeline)
+    report = backup.copy_pipeline(log.store, target, log.pipeline)
     output.print_line(
         f"{log.pipeline}: {report.copied} of {report.objects} objects copied to {target.url},"
         f" {report.bytes:,} bytes"

@@ -57,7 +57,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "detach": run_commands.request_detach,
         "resume": run_commands.request_resume,
         "gc": tables_and_storage.collect_garbage,
-        "backup": backup_command.back_up_pipeline,
+        "backup": backup_command.copy_pipeline,
         "put": starter_spec.put_files,
         "reread": starter_spec.read_dead_letters_again,
     },

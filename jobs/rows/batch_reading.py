@@ -64,13 +64,13 @@ def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
         survey = surveys.get(index)
         if survey is not None and survey.barrier is not None:
             continue  # what follows a barrier row belongs to another epoch
-        reading = read_unit(unbound, _continue_batch(batch, survey), opened)
+        reading = read_unit(unbound, _add_earlier_state(batch, survey), opened)
         _add_answer(total, reading.answer)
         surveys |= {one.index: one.survey for one in total.slices}
         yield UnitReading(total, reading.report, reading.kept)
         if _is_stopped(total):
             break
-    run_task(total, partial(_finish_answer, order))
+    run_task(total, partial(_merge_answer, order))
     yield UnitReading(total, TaskReport.measure_since(begun), None)
 
 
@@ -111,7 +111,7 @@ def _divide_parts(parts: tuple[JsonObject, ...], most: int) -> Iterator[tuple[Js
         yield tuple(group)
 
 
-def _continue_batch(batch: ReadUnit, survey: MemberSurvey | None) -> ReadUnit:
+def _add_earlier_state(batch: ReadUnit, survey: MemberSurvey | None) -> ReadUnit:
     """Give a batch what the rows of its slice before it have left behind."""
     if survey is None:
         return batch
@@ -132,6 +132,7 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
     total.rows += answer.rows
     total.read_bytes += answer.read_bytes
     total.missing |= answer.missing
+    total.odd |= answer.odd
     for one in answer.slices:
         _add_slice(total, one)
     total.partials |= {
@@ -209,7 +210,7 @@ def _join_streams(first: bytes | None, second: bytes) -> bytes:
     return encode_table(pa.concat_tables([decode_table(first), decode_table(second)]))
 
 
-def _finish_answer(order: ReadOrder, answer: UnitAnswer) -> None:
+def _merge_answer(order: ReadOrder, answer: UnitAnswer) -> None:
     """Merge the partial aggregates of all batches, in their order."""
     if _is_stopped(answer):
         return

@@ -9,7 +9,7 @@ import pytest
 from tests.manual_clock import ManualClock
 from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRequest
 
-from tidegate.checkpoints.backup import back_up_pipeline
+from tidegate.checkpoints.backup import copy_pipeline
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.local_store import LocalStore
@@ -57,7 +57,7 @@ def test_a_copy_has_every_checkpoint_and_the_next_run_adds_what_is_new(
     uid = ensure_identity(store, "p")
     first, *_ = author.extend(log, 3, with_files=True)
     pin_checkpoint(log, "good", first.id, who="ann")
-    report = back_up_pipeline(store, target, "p")
+    report = copy_pipeline(store, target, "p")
     assert report.copied == report.objects == 3 + 6 + 2  # slots, files, identity and pins
     assert judge(target) == [CheckpointVerdict.HEALTHY] * 3
     assert "good" in RootsFile(target, "p").read().pins
@@ -66,7 +66,7 @@ def test_a_copy_has_every_checkpoint_and_the_next_run_adds_what_is_new(
     commit_restore(log, lease, plan, request_id="r", who="ann", why="")
     lease.release()
     author.seal(log, with_files=True)
-    again = back_up_pipeline(store, target, "p")
+    again = copy_pipeline(store, target, "p")
     assert again.copied == 2 + 2 + 2  # the fork and an epoch, its files, the documents
     assert judge(target) == [CheckpointVerdict.HEALTHY] * 2
     assert SlotLog(target, "p").head().checkpoint == log.head().checkpoint
@@ -92,7 +92,7 @@ def test_a_pipeline_that_goes_on_meanwhile_leaves_a_whole_copy(
             later = ManualClock(wall_ticks=1_760_000_000_000_000)
             Retention(quiet, policy, external=list, clock=later, workers=1).run()
 
-    back_up_pipeline(MemoryStore(bucket, hook=go_on), target, "p")
+    copy_pipeline(MemoryStore(bucket, hook=go_on), target, "p")
     assert calm == []
     assert judge(target) == [CheckpointVerdict.HEALTHY] * 2
     assert SlotLog(target, "p").head().slot == 4
@@ -116,10 +116,10 @@ def test_a_backup_that_ends_halfway_names_nothing_that_is_missing(
     target = MemoryStore(bucket, name="copy", hook=end)
     if writes < 10:
         with pytest.raises(TransientError):
-            back_up_pipeline(source, target, "p")
+            copy_pipeline(source, target, "p")
     calm = MemoryStore(bucket, name="copy")
     assert set(judge(calm)) <= {CheckpointVerdict.HEALTHY}
-    back_up_pipeline(source, calm, "p")
+    copy_pipeline(source, calm, "p")
     assert judge(calm) == [CheckpointVerdict.HEALTHY] * 3
 
 
@@ -129,8 +129,8 @@ def test_a_copy_of_another_pipeline_and_the_origin_are_not_written_to(author: Au
     ensure_identity(source, "p")
     author.seal(SlotLog(source, "p"))
     with pytest.raises(ConfigurationError, match="nothing to copy"):
-        back_up_pipeline(source, source, "p")
+        copy_pipeline(source, source, "p")
     uid = ensure_identity(target, "p")
     with pytest.raises(ConfigurationError, match=uid):
-        back_up_pipeline(source, target, "p")
+        copy_pipeline(source, target, "p")
     assert len(target.bucket.objects) == 1

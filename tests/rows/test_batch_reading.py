@@ -20,7 +20,14 @@ from tidegate.jobs.rows import batch_reading, slice_reading, unit_reading
 from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import open_part
-from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer, decode_table, read_unit
+from tidegate.jobs.rows.unit_reading import (
+    ReadOrder,
+    TaskReport,
+    UnitAnswer,
+    UnitReading,
+    decode_table,
+    read_unit,
+)
 
 LATE = 8
 """Rows before this second are late."""
@@ -159,3 +166,21 @@ def test_partial_aggregates_of_all_batches_have_one_bound(
     order = order_of(spec, store)
     assert read_all(replace(order, most_bytes=1), unit)[0].left is not None
     assert [*read_all(replace(order, sent_bytes=1), unit)[0].stored] == ["w"]
+
+
+def test_an_odd_message_in_one_batch_is_known_of_the_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sources with messages that only Spark SQL decodes are those of all batches."""
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW})
+    rows = table_of(rows_at(*range(4)))
+    (unit,) = divide_cut(Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", 4 * spec.sources["a"].width)
+
+    def find_odd_message(order: ReadOrder, batch: ReadUnit, opened: object) -> UnitReading:
+        answer = UnitAnswer(batch.number, odd={"a"}, left="a message that only Spark SQL decodes")
+        return UnitReading(answer, TaskReport.measure_since(0.0), None)
+
+    monkeypatch.setattr(batch_reading, "read_unit", find_odd_message)
+    assert read_all(order_of(spec, store), unit)[0].odd == {"a"}
