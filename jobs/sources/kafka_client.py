@@ -7,7 +7,7 @@
 import re
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -128,19 +128,10 @@ def translate_settings(settings: Mapping[str, str]) -> _Settings:
         found["ssl.endpoint.identification.algorithm"] = "none"
     if "isolation.level" in found:
         found["isolation.level"] = found["isolation.level"].lower()
-    require_known_options(found)
-    return found
-
-
-def require_known_options(options: Collection[str]) -> None:
-    """Refuse names of settings that librdkafka does not have.
-
-    Raises:
-        ConfigurationError: the library is not installed, or has no such setting.
-    """
-    for name in options:
+    for name in found:
         if not _is_known_option(name):
             raise _refuse_option(name)
+    return found
 
 
 @cache
