@@ -69,7 +69,7 @@ _INSTEAD: Final = {
     " ssl.keystore.location with ssl.keystore.type: PKCS12",
     "ssl.protocol": "leave it out; the two sides agree on the newest version of TLS",
     "ssl.enabled.protocols": "leave it out; the two sides agree on the newest version of TLS",
-    "fetch.max.wait.ms": "use fetch.wait.max.ms",
+    "fetch.max.wait.ms": "leave it out; tidegate sets fetch.wait.max.ms itself",
     "receive.buffer.bytes": "use socket.receive.buffer.bytes",
     "send.buffer.bytes": "use socket.send.buffer.bytes",
     "default.api.timeout.ms": "use socket.timeout.ms",
