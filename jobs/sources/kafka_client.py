@@ -146,8 +146,8 @@ def _is_known_option(name: str) -> bool:
     except TypeError:  # a function is wanted, which no spec has
         return False
     except KafkaException as error:
-        told = error.args[0].str()
-        return "not supported" not in told and f'No such configuration property: "{name}"' != told
+        said = error.args[0].str()
+        return "not supported" not in said and f'No such configuration property: "{name}"' != said
     return True
 
 
