@@ -127,9 +127,16 @@ def join_messages(
     batch: pa.RecordBatch, found: pa.Array, plan: PlainMessages
 ) -> tuple[pa.Table, pa.Table]:
     """As `split_messages`, of messages whose fields are known; null where Spark reads one."""
-    plain = found.is_valid()
-    beside, odd = _read_texts(batch, plan)
-    plain = pc.and_(plain, pa.array(~odd))
+    try:
+        beside, odd = _read_texts(batch, plan)
+    except pa.ArrowException:
+        if batch.num_rows <= _SMALLEST_BATCH:
+            return plan.columns.empty_table(), pa.Table.from_batches([batch])
+        middle = batch.num_rows // 2
+        first = join_messages(batch[:middle], found[:middle], plan)
+        second = join_messages(batch[middle:], found[middle:], plan)
+        return pa.concat_tables([first[0], second[0]]), pa.concat_tables([first[1], second[1]])
+    plain = pc.and_(found.is_valid(), pa.array(~odd))
     if plan.timestamp is not None:
         plain = pc.and_(plain, batch["timestamp"].is_valid())
         beside[plan.timestamp] = batch["timestamp"]

@@ -7,7 +7,7 @@
 import re
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -69,7 +69,7 @@ _INSTEAD: Final = {
     " ssl.keystore.location with ssl.keystore.type: PKCS12",
     "ssl.protocol": "leave it out; the two sides agree on the newest version of TLS",
     "ssl.enabled.protocols": "leave it out; the two sides agree on the newest version of TLS",
-    "fetch.max.wait.ms": "use fetch.wait.max.ms",
+    "fetch.max.wait.ms": "leave it out; tidegate sets fetch.wait.max.ms itself",
     "receive.buffer.bytes": "use socket.receive.buffer.bytes",
     "send.buffer.bytes": "use socket.send.buffer.bytes",
     "default.api.timeout.ms": "use socket.timeout.ms",
@@ -128,19 +128,10 @@ def translate_settings(settings: Mapping[str, str]) -> _Settings:
         found["ssl.endpoint.identification.algorithm"] = "none"
     if "isolation.level" in found:
         found["isolation.level"] = found["isolation.level"].lower()
-    require_known_options(found)
-    return found
-
-
-def require_known_options(options: Collection[str]) -> None:
-    """Refuse names of settings that librdkafka does not have.
-
-    Raises:
-        ConfigurationError: the library is not installed, or has no such setting.
-    """
-    for name in options:
+    for name in found:
         if not _is_known_option(name):
             raise _refuse_option(name)
+    return found
 
 
 @cache
@@ -155,8 +146,8 @@ def _is_known_option(name: str) -> bool:
     except TypeError:  # a function is wanted, which no spec has
         return False
     except KafkaException as error:
-        told = error.args[0].str()
-        return "not supported" not in told and f'No such configuration property: "{name}"' != told
+        said = error.args[0].str()
+        return "not supported" not in said and f'No such configuration property: "{name}"' != said
     return True
 
 

@@ -12,7 +12,7 @@ from tidegate.jobs.spec.source_options import (
 from tidegate.secret_masks import is_secret_option
 
 from .errors import KAFKA_LITERAL_SECRET
-from .kafka_client import require_known_options, translate_settings
+from .kafka_client import translate_settings
 
 
 def require_readable_topics(spec: PipelineSpec, environment: Mapping[str, str] | None) -> None:
@@ -47,6 +47,10 @@ def _require_settings(kafka: KafkaOptions, environment: Mapping[str, str]) -> No
 
 def _require_names(kafka: KafkaOptions) -> None:
     """Judge options whose values may be in an environment that is not this one."""
-    plain = {name: value for name, value in kafka.options.items() if not value.startswith("env:")}
-    translate_settings(plain)
-    require_known_options(kafka.options.keys() - plain.keys() - {"sasl.jaas.config"})
+    options = dict(kafka.options)
+    for name in ("ssl.truststore.type", "ssl.keystore.type"):
+        if options.get(name, "").startswith("env:"):
+            options[name] = "PEM"  # the variable may say so
+    if options.get("sasl.jaas.config", "").startswith("env:"):
+        del options["sasl.jaas.config"]
+    translate_settings(options)

@@ -6,6 +6,7 @@ and today's code beside that of an earlier commit.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -73,12 +74,8 @@ def _as_version(wheel: Path, copy: Path, version: str) -> Path:
     with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(copy, "w") as after:
         for name in before.namelist():
             data = before.read(name)
-            after.writestr(
-                name,
-                (
-                    data.replace(__version__.encode(), version.encode())
-                    if name == "tidegate/__init__.py"
-                    else data
-                ),
-            )
+            if name == "tidegate/__init__.py":
+                line = f'__version__ = "{version}"'
+                data = re.sub(rb'__version__ = ".*"', line.encode(), data)
+            after.writestr(name, data)
     return copy

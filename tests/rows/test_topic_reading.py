@@ -294,3 +294,29 @@ def test_variables_and_options_are_judged_at_the_start(monkeypatch: pytest.Monke
     for environment in (None, os.environ):
         with pytest.raises(ConfigurationError, match=r"receive\.buffer\.bytes is no setting"):
             require_readable_topics(spec, environment)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl.truststore.type": "PEM", "ssl.truststore.location": "env:FILE"},
+        {"ssl.truststore.type": "env:TYPE", "ssl.truststore.location": "/etc/ca.pem"},
+        {"ssl.keystore.type": "env:TYPE", "ssl.keystore.location": "env:FILE"},
+        {"ssl.keystore.location": "env:FILE"},
+        {"ssl.keystore.type": "env:TYPE"},
+    ],
+)
+def test_variables_for_files_of_tls_are_not_refused(options: dict[str, str]) -> None:
+    """A driver with these variables reads the topic."""
+    spec = topic_spec("b:9092", kafka={"options": options})
+    require_readable_topics(spec, None)
+    require_readable_topics(spec, {"TYPE": "PEM", "FILE": "/etc/file.pem"})
+
+
+def test_a_variable_does_not_hide_a_file_that_only_java_takes() -> None:
+    """Whatever its value is."""
+    options = {"ssl.truststore.type": "JKS", "ssl.truststore.location": "env:FILE"}
+    spec = topic_spec("b:9092", kafka={"options": options})
+    for environment in (None, {"FILE": "/etc/ca.jks"}):
+        with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location is no setting"):
+            require_readable_topics(spec, environment)

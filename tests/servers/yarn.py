@@ -55,7 +55,7 @@ _LISTENERS: Final = (
     "yarn.resourcemanager.admin.address",
 )
 _SITE: Final = {
-    # Two nodes of one host are told apart by their ports.
+    # Two nodes of one host differ by their ports.
     "yarn.scheduler.include-port-in-node-name": "true",
     "yarn.scheduler.minimum-allocation-mb": "128",
     "yarn.nodemanager.address": f"{LOOPBACK}:0",

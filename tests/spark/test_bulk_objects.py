@@ -22,6 +22,7 @@ from tidegate.jobs.rows.json_messages import (
     plan_plain_messages,
     split_messages,
 )
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.spark import json_decoding
 from tidegate.jobs.spark.json_decoding import write_batches
@@ -207,6 +208,49 @@ def test_each_partition_has_files_of_its_own_in_the_order_of_its_messages(tmp_pa
     assert found == {0: [*range(40)], 7: [*range(10, 50, 2)]}
     (odd,) = tmp_path.glob("other-*.parquet")
     assert pq.read_table(odd)["offset"].to_pylist() == [*range(11, 51, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain", "odd"),
+    [
+        ("int", b"7", b"2147483648"),
+        ("long", b"7", b"9" * 25),
+        ("decimal(6,2)", b"1.50", b"99999999"),
+        ("date", b"2026-03-01", b"2026-02-30"),
+        ("timestamp", b"2026-03-01T10:00:00Z", b"2026-02-30T00:00:00Z"),
+    ],
+)
+@pytest.mark.parametrize("place", [{"key": "v", "headers": {}}, {"headers": {"v": "from"}}])
+def test_an_odd_key_or_header_leaves_few_messages_to_spark(
+    tmp_path: Path, place: dict[str, Any], kind: str, plain: bytes, odd: bytes
+) -> None:
+    """Arrow refuses the whole column for it."""
+    kafka = {"key": None, "timestamp": None, **place}
+    columns = {"at": "timestamp", "n": "long", "v": kind}
+    plan = plan_plain_messages(spec_of(kafka=kafka, schema=columns))
+    assert plan is not None
+    texts = [plain] * 1_000
+    texts[700] = odd
+    headers = [[{"key": "from", "value": text}] for text in texts]
+    batch = pa.record_batch(
+        {
+            "key": pa.array(texts, pa.binary()),
+            "value": [b'{"n": %d}' % offset for offset in range(1_000)],
+            "partition": pa.array([0] * 1_000, pa.int32()),
+            "offset": [*range(1_000)],
+            "headers": pa.array(headers, MESSAGE_SCHEMA.field("headers").type),
+        }
+    )
+    write_batches([batch], plan, tmp_path)
+    (file,) = tmp_path.glob("plain-*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert {row["v"] for row in rows} == {rows[0]["v"]} != {None}
+    assert [row["n"] for row in rows] == [row[OFFSET_COLUMN] for row in rows]
+    (file,) = tmp_path.glob("other-*.parquet")
+    others = pq.read_table(file)["offset"].to_pylist()
+    assert 700 in others
+    assert len(others) <= 64
+    assert sorted([*others, *(row["n"] for row in rows)]) == [*range(1_000)]
 
 
 def test_decoded_messages_of_several_partitions_in_one_file_keep_their_places(
