@@ -2,10 +2,10 @@
 
 1. Read the documents that point to something, such as `roots.json` and the tables' pointers.
 2. List the slots. What the pointers name is at most as new as these.
-3. Copy all other objects. An object that retention deletes meanwhile is left out: its slot holds
-   a stub by then.
-4. Copy the slots that were listed, oldest first, then the documents. So every slot in the copy
-   names only what is in it, also if this process ends before the last step.
+3. Copy `identity.json`, so that no other pipeline is copied over what follows, and then all other
+   objects. An object that retention deletes meanwhile is left out: its slot holds a stub by then.
+4. Copy the slots that were listed, oldest first, then the other documents. So every slot in the
+   copy names only what is in it, also if this process ends before the last step.
 
 The next run copies what is new. Nothing is deleted in the copy.
 """
@@ -61,6 +61,8 @@ def copy_pipeline(source: Store, target: Store, pipeline: str) -> BackupReport:
     present = {info.key: info.size for info in target.list_objects(layout.pipeline_prefix)}
     files = [info for info in source.list_objects(layout.pipeline_prefix) if _is_file(layout, info)]
     new_files = [info for info in files if not _is_present(layout, info, present)]
+    if layout.identity_key in pointers:
+        target.put(layout.identity_key, pointers[layout.identity_key])
     copied = map_in_threads(
         lambda info: _copy_object(source, target, layout, info), new_files, _WORKERS
     )
@@ -69,7 +71,8 @@ def copy_pipeline(source: Store, target: Store, pipeline: str) -> BackupReport:
     for info in new_slots:
         target.put(info.key, source.get(info.key).data)
     for key, data in pointers.items():
-        target.put(key, data)
+        if key != layout.identity_key:
+            target.put(key, data)
     return BackupReport(
         objects=len(files) + len(slots) + len(pointers),
         copied=sum(copied) + len(new_slots) + len(pointers),

@@ -14,6 +14,8 @@ from tidegate.checkpoints.store import Store
 
 from .errors import BAD_CONNECTION, NO_STORE
 
+_SESSION_TOKEN = "TIDEGATE_S3_SESSION_TOKEN"
+
 
 @dataclass(frozen=True)
 class StoreAccess:
@@ -33,7 +35,7 @@ class StoreAccess:
         """Read the address from the named Airflow connection, or from `TIDEGATE_STORE`.
 
         A connection has the endpoint as host or extra `endpoint`, the keys as login and password,
-        the address as extra `store`, and optionally the extra `region`.
+        the address as extra `store`, and optionally the extras `region` and `session_token`.
 
         Raises:
             ConfigurationError: no address is configured.
@@ -64,6 +66,7 @@ class StoreAccess:
             "TIDEGATE_S3_REGION": extra.get("region"),
             "TIDEGATE_S3_ACCESS_KEY": connection.login,
             "TIDEGATE_S3_SECRET_KEY": connection.password,
+            _SESSION_TOKEN: extra.get("session_token"),
         }
         return cls(
             str(extra["store"]), {key: str(value) for key, value in environment.items() if value}
@@ -104,6 +107,8 @@ def build_child_environment(
         # Airflow's variables hold its secrets, and its PYTHONPATH may hide the driver's packages.
         if "AIRFLOW" not in key and key != "PYTHONPATH"
     }
+    if "TIDEGATE_S3_ACCESS_KEY" in access.environment:
+        kept.pop(_SESSION_TOKEN, None)  # it belongs to other keys
     return {**kept, "TIDEGATE_STORE": access.url, "PYTHONUNBUFFERED": "1", **access.environment}
 
 

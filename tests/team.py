@@ -1,8 +1,9 @@
-"""``make team``: twelve questions of a team, answered by the commands of the how-to pages.
+"""``make team``: asks twelve questions of a team, and lets the commands of the how-to pages answer.
 
 Each page of `docs/how-to/` is followed in a copy of `docs/how-to/orders/`, as a reader would: files
 that it shows are written, commands run in one shell, and what they print is compared with the page.
-``...`` on a page is any text. Ends with ``N of 12``.
+``...`` on a page is any text. Ends with ``N of 12``. A question without a page is listed and counts as
+not answered: while there is one, a whole run exits with 1.
 """
 
 from __future__ import annotations

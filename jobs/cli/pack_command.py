@@ -18,7 +18,7 @@ import typer
 
 from . import output
 from .arguments import resolve_spec_path
-from .errors import NO_PACKER, PACK_FAILED
+from .errors import CANNOT_WRITE, NO_PACKER, PACK_FAILED
 
 PACKAGES: Final = (
     "boto3",
@@ -64,20 +64,36 @@ def write_executor_archive(
     path = resolve_spec_path(spec)
     pipeline = load_spec(path)
     archive = (out or Path(f"{pipeline.name}-executors.tar.gz")).absolute()
+    if not archive.parent.is_dir():  # packing takes minutes
+        raise CANNOT_WRITE(file=archive, reason="its folder does not exist")
     with TemporaryDirectory(prefix="tidegate-pack-") as scratch:
         sources, packed = Path(scratch, "sources"), Path(scratch, "packed")
         write_code(collect_code(pipeline, path), sources)
         _copy_own_package(sources)
         _run_packer(sources, packed)
-        part = archive.with_name(f"{archive.name}.part")
-        with tarfile.open(part, "w:gz", compresslevel=6) as writer:
-            writer.add(packed, ".")
-        part.replace(archive)
+        _write_archive(packed, archive)
     size = archive.stat().st_size / 1e6
     output.print_line(f"{archive}: {size:.0f} MB. In the spec:")
     output.print_line("spark:\n  conf:")
     output.print_line(f"    spark.archives: {archive}#{_FOLDER}")
     output.print_line(f"    spark.pyspark.python: ./{_FOLDER}/__main__.py")
+
+
+def _write_archive(packed: Path, archive: Path) -> None:
+    """Write the archive whole, or leave no file.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    part = archive.with_name(f"{archive.name}.part")
+    try:
+        with tarfile.open(part, "w:gz", compresslevel=6) as writer:
+            writer.add(packed, ".")
+        part.replace(archive)
+    except OSError as error:
+        raise CANNOT_WRITE(file=archive, reason=error) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _copy_own_package(target: Path) -> None:

@@ -7,7 +7,7 @@ aggregates are merged in its order: a replay gives the same sums of doubles.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -56,6 +56,7 @@ def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
         return
     begun = time.process_time()
     total, opened = UnitAnswer(unit.number), dict[str, CutPart]()
+    partials: dict[str, list[bytes]] = {}
     # What one batch finds is bounded only with all others.
     unbound = replace(order, most_bytes=_NO_BOUND, sent_bytes=_NO_BOUND)
     surveys: dict[int, MemberSurvey] = {}
@@ -66,11 +67,13 @@ def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
             continue  # what follows a barrier row belongs to another epoch
         reading = read_unit(unbound, _add_earlier_state(batch, survey), opened)
         _add_answer(total, reading.answer)
+        for name, packed in reading.answer.partials.items():
+            partials.setdefault(name, []).append(packed)
         surveys |= {one.index: one.survey for one in total.slices}
         yield UnitReading(total, reading.report, reading.kept)
         if _is_stopped(total):
             break
-    run_task(total, partial(_merge_answer, order))
+    run_task(total, partial(_merge_answer, order, partials))
     yield UnitReading(total, TaskReport.measure_since(begun), None)
 
 
@@ -128,17 +131,13 @@ def _is_stopped(answer: UnitAnswer) -> bool:
 
 
 def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
-    """Add what a batch says."""
+    """Add what a batch says, but for its partial aggregates."""
     total.rows += answer.rows
     total.read_bytes += answer.read_bytes
     total.missing |= answer.missing
     total.odd |= answer.odd
     for one in answer.slices:
         _add_slice(total, one)
-    total.partials |= {
-        name: _join_streams(total.partials.get(name), packed)
-        for name, packed in answer.partials.items()
-    }
     if answer.kept is not None:
         total.kept = answer.kept if total.kept is None else _add_kept(total.kept, answer.kept)
     total.late_files += answer.late_files
@@ -204,25 +203,22 @@ def _add_kept(first: KeptSummary, second: KeptSummary) -> KeptSummary:
     )
 
 
-def _join_streams(first: bytes | None, second: bytes) -> bytes:
-    if first is None:
-        return second
-    return encode_table(pa.concat_tables([decode_table(first), decode_table(second)]))
-
-
-def _merge_answer(order: ReadOrder, answer: UnitAnswer) -> None:
+def _merge_answer(
+    order: ReadOrder, partials: Mapping[str, Sequence[bytes]], answer: UnitAnswer
+) -> None:
     """Merge the partial aggregates of all batches, in their order."""
     if _is_stopped(answer):
         return
-    for name, packed in answer.partials.items():
-        if name != OPEN_EDGES:
-            answer.partials[name] = _merge_partials(order.spec, name, packed)
+    for name, packed in partials.items():
+        rows = pa.concat_tables(map(decode_table, packed))
+        merged = rows if name == OPEN_EDGES else _merge_partials(order.spec, name, rows)
+        answer.partials[name] = encode_table(merged)
     bound_partials(answer, order)
 
 
-def _merge_partials(spec: PipelineSpec, name: str, packed: bytes) -> bytes:
+def _merge_partials(spec: PipelineSpec, name: str, rows: pa.Table) -> pa.Table:
     aggregation = Aggregation(spec, name)
-    frame = DuckFrame.from_table(decode_table(packed))
+    frame = DuckFrame.from_table(rows)
     if is_folded_by_parts(aggregation.window):
-        return encode_table(merge_parts(frame, aggregation).toArrow())
-    return encode_table(aggregation.merge_same_windows(frame).toArrow())
+        return merge_parts(frame, aggregation).toArrow()
+    return aggregation.merge_same_windows(frame).toArrow()

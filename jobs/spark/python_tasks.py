@@ -249,11 +249,13 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
 def have_executors_keys(session: SparkSession) -> bool:
     """Whether executors have keys of their own; the first call of a session asks them.
 
+    Through Spark Connect they are not asked, and the answer is no.
+
     Raises:
         Py4JJavaError: they run no Python; or a PySparkException.
     """
     if not hasattr(session, "sparkContext"):
-        return False  # a Connect server is sent no keys in any case
+        return False
     return _find_executor_keys(session.sparkContext)
 
 

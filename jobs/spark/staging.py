@@ -28,6 +28,7 @@ from .python_tasks import have_executors_keys
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
+    detect_lost_executors,
     extract_cause,
     runs_on_one_host,
 )
@@ -194,7 +195,7 @@ def open_staging(
     Raises:
         ConfigurationError: tasks do not see the scratch folder, or cannot read the bucket, or the
             store is not in S3.
-        TransientError: the store does not answer.
+        TransientError: the store does not answer, or Spark lost its executors.
     """
     if runs_on_one_host(spec.spark):
         return Staging()
@@ -204,7 +205,7 @@ def open_staging(
     if not store.url.startswith("s3://"):
         raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
     settings = S3Settings.from_environment("")
-    build = build_executor_s3a_settings if _have_own_keys(sessions) else build_s3a_settings
+    build = build_executor_s3a_settings if _have_own_keys(sessions, spec) else build_s3a_settings
     for key, value in build(settings).items():
         for session in (sessions.full, sessions.quick):
             session.conf.set(key, value)
@@ -253,10 +254,15 @@ def build_executor_s3a_settings(settings: S3Settings) -> dict[str, str]:
     return {**build_s3a_settings(bare), **keys, _PROVIDER: providers}
 
 
-def _have_own_keys(sessions: SparkSessions) -> bool:
+def _have_own_keys(sessions: SparkSessions, spec: PipelineSpec) -> bool:
     try:
         return have_executors_keys(sessions.full)
-    except SPARK_ERRORS:
+    except SPARK_ERRORS as error:
+        # Executors that were lost may have keys of their own.
+        what = f"{spec.name}: the first tasks"
+        lost = detect_lost_executors(what, error, pipeline=spec.name)
+        if lost is not None:
+            raise lost from error
         return False  # they run no Python, so tasks are left to Spark SQL, with the driver's keys
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,14 @@ def test_a_pipeline_that_goes_on_meanwhile_leaves_a_whole_copy(
     bucket, target = MemoryBucket(), LocalStore(tmp_path / "copy")
     quiet = SlotLog(MemoryStore(bucket), "p")
     author.extend(quiet, 4, with_files=True)
-    calm = [True]
+    calm, lock = [True], threading.Lock()  # files are copied by several threads
 
     def go_on(request: StoreRequest) -> None:
-        if calm and request.verb == "get" and request.key.endswith(".parquet"):
+        if request.verb != "get" or not request.key.endswith(".parquet"):
+            return
+        with lock:
+            if not calm:
+                return
             calm.clear()
             author.seal(quiet, with_files=True)
             policy = RetentionPolicy(keep_last=3, keep_for=0, grace=0)
@@ -102,22 +107,33 @@ def test_a_pipeline_that_goes_on_meanwhile_leaves_a_whole_copy(
 def test_a_backup_that_ends_halfway_names_nothing_that_is_missing(
     author: Author, writes: int
 ) -> None:
-    """The checkpoints that are in the copy are whole, and the next run completes it."""
+    """The checkpoints that are in the copy are whole, and the next run completes it.
+
+    From the first write on it is a copy of this pipeline, and another one is refused.
+    """
     source, bucket, left = MemoryStore(), MemoryBucket(), [writes]
+    other = MemoryStore(name="other")
+    ensure_identity(other, "p")
     ensure_identity(source, "p")
     author.extend(SlotLog(source, "p"), 3, with_files=True)
+
+    lock = threading.Lock()  # files are copied by several threads
 
     def end(request: StoreRequest) -> Fault | None:
         if request.verb not in ("put", "copy"):
             return None
-        left[0] -= 1
-        return Fault.REFUSED if left[0] < 0 else None
+        with lock:
+            left[0] -= 1
+            return Fault.REFUSED if left[0] < 0 else None
 
     target = MemoryStore(bucket, name="copy", hook=end)
     if writes < 10:
         with pytest.raises(TransientError):
             copy_pipeline(source, target, "p")
     calm = MemoryStore(bucket, name="copy")
+    if 0 < writes < 10:
+        with pytest.raises(ConfigurationError, match="holds"):
+            copy_pipeline(other, calm, "p")
     assert set(judge(calm)) <= {CheckpointVerdict.HEALTHY}
     copy_pipeline(source, calm, "p")
     assert judge(calm) == [CheckpointVerdict.HEALTHY] * 3

@@ -67,6 +67,28 @@ def test_the_archive_has_tidegate_and_the_users_modules(
     assert "unused.py" not in names
 
 
+def test_an_archive_that_cannot_be_written_leaves_no_file(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that does not exist is refused before anything is packed."""
+    packed: list[Path] = []
+
+    def pack(sources: Path, target: Path) -> None:
+        packed.append(target)
+        sources.rename(target)
+
+    monkeypatch.setattr(pack_command, "_run_packer", pack)
+    (tmp_path / "counted.yaml").write_text(SPEC)
+    (tmp_path / "visits.py").write_text("def count(state, rows): ...\n")
+    (tmp_path / "taken").mkdir()
+    for out in ("missing/env.tar.gz", "taken"):
+        assert packed == []
+        said = cli("pack", str(tmp_path / "counted.yaml"), "--out", str(tmp_path / out))
+        assert (said.exit_code, f"cannot write {tmp_path / out}" in said.err) == (2, True)
+    assert packed
+    assert list(tmp_path.glob("*.part")) == []
+
+
 def test_pex_is_asked_for(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an extra."""
     monkeypatch.setitem(sys.modules, "pex", None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -184,6 +184,15 @@ def test_airflow_from_the_first_start(
     assert stop.execute(context)["said"] == "no driver was running"
 
 
+@pytest.fixture
+def no_task_stores() -> Iterator[None]:
+    """Tasks open their stores with the keys of this test, which the next test does not see."""
+    open_task_store.cache_clear()
+    yield
+    open_task_store.cache_clear()
+
+
+@pytest.mark.usefixtures("no_task_stores")
 def test_executors(
     become: Become, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +201,6 @@ def test_executors(
     for name in ("ACCESS_KEY", "SECRET_KEY"):
         monkeypatch.setenv(f"TIDEGATE_EXECUTOR_S3_{name}", os.environ[f"TIDEGATE_S3_{name}"])
     become(Role.DRIVER)
-    open_task_store.cache_clear()
     spec = load_spec(tmp_path / "shop.yaml")
     mover = SparkMover(open_store(url), spec, tmp_path / "spark", LocalSession())  # type: ignore[arg-type]
     shop = Shop(open_store(url), spec, tmp_path / "work", mover)

@@ -43,6 +43,21 @@ def test_a_connection_gives_address_and_keys(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
+@pytest.mark.parametrize(
+    ("extra", "token"), [({}, None), ({"session_token": "its-own"}, "its-own")]
+)
+def test_the_session_token_is_that_of_the_keys(
+    monkeypatch: pytest.MonkeyPatch, extra: dict[str, str], token: str | None
+) -> None:
+    """The worker's own token belongs to other keys; without a login it stays."""
+    inherited = {"TIDEGATE_S3_SESSION_TOKEN": "of-the-worker"}
+    _connection(monkeypatch, store="s3://lake/streams", **extra)
+    given = build_child_environment(StoreAccess.resolve("lake"), inherited)
+    assert given.get("TIDEGATE_S3_SESSION_TOKEN") == token
+    given = build_child_environment(StoreAccess("s3://lake/streams"), inherited)
+    assert given["TIDEGATE_S3_SESSION_TOKEN"] == "of-the-worker"
+
+
 def test_the_extra_names_another_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra wins over the host; the store is the connection's, not the environment's."""
     monkeypatch.setenv("TIDEGATE_STORE", "/elsewhere")

@@ -5,19 +5,20 @@ The scratch folder is on a disk that they see, or has a mirror in the bucket.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from pydantic import SecretStr
+from pyspark.errors import PySparkException
 
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 from tests.spark.agreement import spec_of
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.s3_store import S3Settings
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.jobs.spark.spark_session import SparkSessions
 from tidegate.jobs.spark.staging import (
     BucketStaging,
@@ -116,6 +117,30 @@ def test_the_bucket_needs_a_bucket(session: SparkSession, tmp_path: Path) -> Non
     """A store that is a folder cannot be what tasks elsewhere read from."""
     with pytest.raises(ConfigurationError, match="needs a store in S3"):
         open_staging(SparkSessions(lambda: session), far(staging="bucket"), Aging(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("Python worker exited unexpectedly (crashed)", "spark.executors_lost"),
+        ('Cannot run program "python3"', "spark.no_bucket"),
+    ],
+)
+def test_lost_executors_do_not_get_the_drivers_keys(
+    tmp_path: Path, words: str, expected: str
+) -> None:
+    """They may have their own; only hosts without Python get those of the driver."""
+    session: Any = Mock()
+    context = session.sparkContext
+    context.master, context.defaultParallelism = "spark://far:7077", 1
+    context.parallelize.side_effect = PySparkException(words)
+    session.read.text.side_effect = PySparkException("no such host")
+    store = Aging()
+    store.url = "s3://b"
+    with pytest.raises(TidegateError) as failed:
+        open_staging(SparkSessions(lambda: session), far(staging="bucket"), store, tmp_path)
+    assert failed.value.code == expected
+    assert session.conf.set.called == (expected == "spark.no_bucket")
 
 
 def test_a_file_is_uploaded_once_and_goes_with_its_folder(tmp_path: Path) -> None:
@@ -219,14 +244,15 @@ def test_s3a_of_executors_with_keys_is_given_none(session: SparkSession) -> None
     jvm: Any = session.sparkContext._jvm
     conf = jvm.org.apache.hadoop.conf.Configuration(False)
     given = found["fs.s3a.access.key"]
+    unset = "TIDEGATE_TEST_UNSET"
     for own, driver, expected in (
         ("PATH", "HOME", "PATH"),
-        ("NONE", "HOME", "HOME"),
-        ("N", "M", ""),
+        (unset, "HOME", "HOME"),
+        (unset, unset, ""),
     ):
         named = given.replace("TIDEGATE_EXECUTOR_S3_ACCESS_KEY", own)
         conf.set("key", named.replace("TIDEGATE_S3_ACCESS_KEY", driver))
-        assert conf.get("key") == (os.environ[expected] if expected else "")
+        assert conf.get("key") == (jvm.System.getenv(expected) if expected else "")
 
 
 def test_the_jars_come_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
