@@ -13,6 +13,7 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -204,6 +205,7 @@ def open_staging(
         return Staging()
     if not store.url.startswith("s3://"):
         raise STAGING_NEEDS_S3(pipeline=spec.name, url=store.url)
+    _require_s3a(sessions.full, spec)
     settings = S3Settings.from_environment("")
     build = build_executor_s3a_settings if _have_own_keys(sessions, spec) else build_s3a_settings
     for key, value in build(settings).items():
@@ -252,6 +254,22 @@ def build_executor_s3a_settings(settings: S3Settings) -> dict[str, str]:
     # Each provider leaves it to the next one if its values are empty.
     providers = ",".join((_TOKEN_PROVIDER, _KEYS_PROVIDER, _DEFAULT_PROVIDER))
     return {**build_s3a_settings(bare), **keys, _PROVIDER: providers}
+
+
+def _require_s3a(session: SparkSession, spec: PipelineSpec) -> None:
+    """Refuse a Spark without S3A before the first job, which would wait for executors for ever.
+
+    An executor whose jars cannot be loaded is not started, and Spark tries again without an end.
+    The JVM of a server of Spark Connect cannot be asked. There the first read shows it.
+    """
+    if not hasattr(session, "sparkContext"):
+        return
+    context: Any = session.sparkContext
+    hadoop = context._jsc.hadoopConfiguration()
+    try:
+        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass("s3a", hadoop)
+    except SPARK_ERRORS as error:
+        raise BUCKET_UNREADABLE(pipeline=spec.name, cause=extract_cause(error)) from error
 
 
 def _have_own_keys(sessions: SparkSessions, spec: PipelineSpec) -> bool:
