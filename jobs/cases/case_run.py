@@ -22,8 +22,10 @@ from tidegate.checkpoints.row_counts import ROW_EQUATION, RowCounts
 from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.rows.task_support import explain_other_rows
-from tidegate.jobs.rules.native_support import explain_unproven_expressions
+from tidegate.jobs.rules.native_support import (
+    explain_spark_aggregates,
+    explain_unproven_expressions,
+)
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
 from tidegate.jobs.spec.operations import SparkSpec
@@ -84,7 +86,7 @@ def make_local_session(spec: PipelineSpec) -> Any:
     Raises:
         ConfigurationError: the pipeline needs Spark.
     """
-    reason = explain_other_rows(spec) or explain_unproven_expressions(spec)
+    reason = explain_spark_aggregates(spec) or explain_unproven_expressions(spec)
     if reason is not None:
         raise CASE_NEEDS_SPARK(pipeline=spec.name, reason=reason)
     return LocalSession()

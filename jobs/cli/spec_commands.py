@@ -175,37 +175,29 @@ def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
 
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
-    from tidegate.jobs.rows.task_support import explain_other_rows
     from tidegate.jobs.rows.topic_reading import list_undecoded_sources
     from tidegate.jobs.rules.aggregates import list_spark_arguments
     from tidegate.jobs.rules.native_support import (
-        explain_spark_rows,
-        explain_spark_window,
+        explain_spark_state,
         explain_unproven_expressions,
     )
 
-    if explain_other_rows(pipeline) is None:
-        tasks = "DuckDB, in Spark's Python tasks"
-        moved = "released and late rows" if pipeline.outputs.events else "late rows"
-        found = dict.fromkeys([moved, *(f"window {w}" for w in pipeline.windows)], tasks)
-        between = "Spark SQL, between Python tasks: "
-        arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
-        topics = ", ".join(sorted(list_undecoded_sources(pipeline)))
-        evaluated = {
-            "messages": topics or None,
-            "where, select and rules": explain_unproven_expressions(pipeline),
-            "arguments of aggregates": arguments or None,
-        }
-        return {part: between + why for part, why in evaluated.items() if why is not None} | found
-    rows = explain_spark_rows(pipeline)
-    own = {name: s for name, s in pipeline.sources.items() if s.select or s.has_conditions}
-    reasons = {f"where, select and rules of {n}": rows for n in own}
-    reasons |= {"released and late rows": rows}
-    reasons |= {f"window {w}": rows or explain_spark_window(pipeline, w) for w in pipeline.windows}
-    return {
-        part: "DuckDB, in the driver" if reason is None else f"Spark SQL: {reason}"
-        for part, reason in reasons.items()
+    tasks = "DuckDB, in Spark's Python tasks"
+    moved = "released and late rows" if pipeline.outputs.events else "late rows"
+    found = {moved: tasks}
+    for name in pipeline.windows:
+        state = explain_spark_state(pipeline, name)
+        merged = "" if state is None else f"; Spark SQL merges them: {state}"
+        found[f"window {name}"] = tasks + merged
+    between = "Spark SQL, between Python tasks: "
+    arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
+    topics = ", ".join(sorted(list_undecoded_sources(pipeline)))
+    evaluated = {
+        "messages": topics or None,
+        "where, select and rules": explain_unproven_expressions(pipeline),
+        "arguments of aggregates": arguments or None,
     }
+    return {part: between + why for part, why in evaluated.items() if why is not None} | found
 
 
 def show_lag_advice(

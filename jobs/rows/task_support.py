@@ -1,6 +1,6 @@
-"""Says which pipelines and cuts are read by Spark's Python tasks, and why others are not yet."""
+"""Says which cuts are read by Spark's Python tasks, and why others are not yet."""
 
-from tidegate.jobs.rules.aggregates import explain_spark_aggregate, list_spark_arguments
+from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -10,17 +10,8 @@ from .slice_scan import MOST_CELLS
 from .topic_reading import list_undecoded_sources
 
 
-def explain_other_rows(spec: PipelineSpec) -> str | None:
-    """Why the rows of a pipeline do not go through Python tasks; None if they do."""
-    for name, window in spec.windows.items():
-        for what in window.aggregates.values():
-            if (reason := explain_spark_aggregate(what, spec.columns)) is not None:
-                return f"window {name}: {reason}"
-    return None
-
-
 def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
-    """Why Spark SQL reads a cut of a pipeline for which `explain_other_rows` has no reason."""
+    """Why Spark SQL reads a cut."""
     # Only a classic session has a place between two Python tasks, and such rows are held at once.
     is_large = any(unit.count_cells(spec) > MOST_CELLS for unit in units)
     return explain_spark_expressions(spec, units) if is_large or spec.spark.uses_connect else None

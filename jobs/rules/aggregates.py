@@ -35,7 +35,9 @@ _WHOLE = ("int", "long")
 _FLOATS = ("float", "double")
 _EXACT_SUM = "decimal(38,0)"
 _COMPARABLE = (*_WHOLE, "string", "date", "timestamp", "decimal")
-_ANY = (*_COMPARABLE, *_FLOATS, "boolean", "binary")
+# NaN is the greatest. The sign of a zero is that of any of them.
+_ORDERABLE = (*_COMPARABLE, *_FLOATS)
+_ANY = (*_ORDERABLE, "boolean", "binary")
 
 
 @dataclass(frozen=True)
@@ -185,8 +187,8 @@ _RULES: dict[AggregateFunction, AggregateRule] = {
     AggregateFunction.AVG: AggregateRule(
         _plan_average, lambda _: pa.float64(), "avg(cast({x} as double))", (*_WHOLE, *_FLOATS)
     ),
-    AggregateFunction.MIN: AggregateRule(_plan_extreme, _keep_type, "min({x})", _COMPARABLE),
-    AggregateFunction.MAX: AggregateRule(_plan_extreme, _keep_type, "max({x})", _COMPARABLE),
+    AggregateFunction.MIN: AggregateRule(_plan_extreme, _keep_type, "min({x})", _ORDERABLE),
+    AggregateFunction.MAX: AggregateRule(_plan_extreme, _keep_type, "max({x})", _ORDERABLE),
     AggregateFunction.FIRST: AggregateRule(
         partial(_plan_first_or_last, "min"), _keep_type, f"first{_ORDERED}", _ANY
     ),

@@ -44,6 +44,15 @@ def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
     return next((reason for reason in found if reason is not None), None)
 
 
+def explain_spark_aggregates(spec: PipelineSpec) -> str | None:
+    """Why Spark SQL computes an aggregate of a pipeline, or its argument; None if it has not to."""
+    for name, window in spec.windows.items():
+        for what in window.aggregates.values():
+            if (reason := explain_spark_aggregate(what, spec.columns)) is not None:
+                return f"window {name}: {reason}"
+    return None
+
+
 def explain_spark_state(spec: PipelineSpec, name: str) -> str | None:
     """Why Spark SQL has to merge the state of a window output; None if it has not."""
     window = spec.windows[name]

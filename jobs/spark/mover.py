@@ -32,7 +32,6 @@ from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.edge_folds import OPEN_EDGES, collect_edge_columns, select_punctual_edges
 from tidegate.jobs.rows.judged_rows import apply_verdicts, select_data_rows
 from tidegate.jobs.rows.session_folds import is_folded_by_parts
-from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, Frame
 from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
@@ -109,7 +108,7 @@ class SparkMover:
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
         # Where tasks read the rows, neither the driver nor (but for some cuts) Spark SQL does.
-        self._in_tasks = native and explain_other_rows(spec) is None
+        self._in_tasks = native
         asked = bound_results(spec) if self._in_tasks else spec
         self._sessions = SparkSessions(lambda: open_session(asked) if session is None else session)
         self._staging = open_staging(self._sessions, spec, store, self._workdir)

@@ -21,6 +21,7 @@ from tests.cases.shop import (
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.cases.case_check import open_runner
 from tidegate.jobs.spec.loader import load_spec
+from tidegate.jobs.spec.window_specs import WindowSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline-tests.md"
 PRESETS = Path(__file__).parents[2] / "docs" / "examples" / "presets"
@@ -146,9 +147,14 @@ def test_a_record_replaces_the_expectation_alone(tmp_path: Path) -> None:
 
 def test_a_pipeline_that_needs_spark_is_refused_with_the_reason() -> None:
     """Before anything runs."""
+    spec = load_spec(PRESETS / "hazelcast.yaml")
+    window = spec.windows["recent"].model_dump(mode="json")
+    own = WindowSpec.model_validate({**window, "aggregates": {"top": "max(abs(celsius))"}})
     with (
-        pytest.raises(ConfigurationError, match=r"need Spark: window recent: max\(celsius\)"),
-        open_runner(load_spec(PRESETS / "hazelcast.yaml")),
+        pytest.raises(
+            ConfigurationError, match=r"need Spark: window recent: max\(abs\(celsius\)\)"
+        ),
+        open_runner(spec.model_copy(update={"windows": {"recent": own}})),
     ):
         pass
 

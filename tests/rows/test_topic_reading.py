@@ -32,7 +32,6 @@ from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.message_schemas import read_schemas
-from tidegate.jobs.rows.task_support import explain_other_rows
 from tidegate.jobs.rows.topic_reading import (
     build_settings_variable,
     close_reader,
@@ -85,7 +84,6 @@ def test_a_task_reads_the_planned_offsets(
     broker.send("t", 0, [message(n) for n in range(10)])
     broker.send("t", 2, [message(30), message(31)])
     spec = topic_spec(broker.servers, kafka={"key": "who"})
-    assert explain_other_rows(spec) is None
     answer = read_cut(spec, {0: (3, 10), 1: (0, 0), 2: (0, 2)}, tmp_path, monkeypatch)
     assert (answer.error, answer.left, answer.rows, answer.missing) == (None, None, 9, {})
     assert answer.read_bytes > 0
@@ -181,7 +179,6 @@ def test_protobuf_messages_that_are_no_plain_values_are_left(
     (tmp_path / "row.desc").write_bytes(schema)
     kafka = {**PROTOBUF, "schema_file": f"{tmp_path}/row.desc"}
     spec = topic_spec(broker.servers, kafka=kafka)
-    assert explain_other_rows(spec) is None
     good, odd = (encode_row(schema, 1, n=2, v=text) for text in ("0.5", "many"))
     broker.send("t", 0, [good, b"\x0a\xff", None, odd])
     answer = read_cut(spec, {0: (0, 3)}, tmp_path / "good", monkeypatch)
@@ -240,7 +237,6 @@ def test_messages_that_spark_sql_decodes_are_fetched_as_they_are(
     kafka = {**PROTOBUF, "schema_file": "row.desc", "headers": {"who": "from"}}
     columns = {**COLUMNS, "price": "float", "who": "string"}
     spec = topic_spec(broker.servers, kafka=kafka, schema=columns)
-    assert explain_other_rows(spec) is None
     assert list_undecoded_sources(spec) == {"a"}
     for name, value in build_settings_variable(spec).items():
         monkeypatch.setenv(name, value)
@@ -265,7 +261,6 @@ def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CLIENT", "tests")
     far = {**OFF, "spark": {"master": "sc://far"}}
     spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
-    assert explain_other_rows(spec) is None
     assert build_settings_variable(spec) == {}
     assert remove_settings(spec) == spec
     require_settings(spec)

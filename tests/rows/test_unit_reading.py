@@ -26,7 +26,6 @@ from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.stored_partials import take_partials
 from tidegate.jobs.rows.task_support import (
     explain_other_cut,
-    explain_other_rows,
     explain_spark_expressions,
 )
 from tidegate.jobs.rows.unit_reading import (
@@ -256,45 +255,6 @@ def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
     assert (answer.partials, sent.stored) == ({}, {})
     assert take_partials(store, answer.stored) == sent.partials
     assert not list(store.list_objects(FOLDERS.segment_stem("partials")))
-
-
-@pytest.mark.parametrize(
-    ("source", "more", "reason"),
-    [
-        ({}, {}, None),
-        ({"barriers": {"kind": "kind", "types": ["stop"]}, "max_jump": "5s"}, {}, None),
-        ({}, {"release": {"mode": "ordered"}, "outputs": {"events": True}}, None),
-        ({}, {"release": {"glom": {"dt": "1s"}}, "outputs": {"events": True}}, None),
-        (
-            {"frontier": "inclusive", "lag": "0"},
-            {"release": {"mode": "ordered"}, "outputs": {"events": True}},
-            None,
-        ),
-        ({}, {"spark": {"master": "spark://far:7077"}}, None),
-        ({}, {"spark": {"master": "sc://far"}}, None),
-        ({"where": "n > 0", "rules": {"known": {"predicate": "k = 'x'"}}}, {}, None),
-        ({"where": "k like 'x'"}, {}, None),
-        ({}, {"windows": {"w": {**WINDOW, "zero_rows": True}}}, None),
-        ({"format": "csv"}, {}, None),
-        ({"table": {"format": "delta"}}, {}, None),
-        (
-            {},
-            {"windows": {"s": {**WINDOW, "kind": "session", "size": None, "gap": "5s"}}},
-            None,
-        ),
-        (
-            {},
-            {"windows": {"w": {**WINDOW, "aggregates": {"d": "approx_distinct(t)"}}}},
-            "window w: approx_distinct(t) over timestamp",
-        ),
-    ],
-)
-def test_the_reason_for_another_way_is_named(
-    source: dict[str, Any], more: dict[str, Any], reason: str | None, tmp_path: Path
-) -> None:
-    """One function decides, and says why."""
-    spec = spec_of({"a": source}, **{"windows": {"w": WINDOW}, **OFF, **more})
-    assert explain_other_rows(spec) == reason
 
 
 def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr(mover, "open_session", refuse)
-    monkeypatch.setattr(mover, "explain_other_rows", lambda *_: "the driver is tested")
+    by_driver = property(lambda _: False, lambda *_: None)
+    monkeypatch.setattr(mover.SparkMover, "_in_tasks", by_driver, raising=False)
     monkeypatch.setattr(mover, "ENGINE_ERRORS", ())
 
 
