@@ -7,13 +7,16 @@ aggregates are merged in its order: a replay gives the same sums of doubles.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
+from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
@@ -27,22 +30,26 @@ from .cut_division import ReadUnit
 from .edge_folds import OPEN_EDGES
 from .kept_rows import KeptSummary
 from .session_folds import is_folded_by_parts, merge_parts
-from .slice_reading import CutPart
+from .slice_reading import CutPart, PhysicalColumns
 from .slice_scan import MOST_CELLS
 from .unit_reading import (
     ReadOrder,
+    SimilarParts,
     SliceSummary,
     TaskReport,
     UnitAnswer,
     UnitReading,
-    bound_partials,
+    decode_parts,
     decode_table,
     encode_table,
+    fold_unit,
     read_unit,
     run_task,
+    send_partials,
 )
 
 _NO_BOUND: Final = sys.maxsize
+_Compute = Callable[[ReadOrder, ReadUnit], UnitReading]
 
 
 def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
@@ -50,22 +57,105 @@ def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
 
     A unit that a task holds at once is one batch.
     """
+    opened = dict[str, CutPart]()
+    return _compute_batches(order, unit, lambda own, batch: read_unit(own, batch, opened))
+
+
+def decode_in_batches(
+    order: ReadOrder,
+    chosen: SimilarParts,
+    columns: PhysicalColumns,
+    to_nested_type: Callable[[str], pa.DataType],
+) -> Iterator[UnitReading]:
+    """Yield what `decode_parts` gives of each batch; the last answer is that of all batches."""
+    total, opened = UnitAnswer(chosen.unit.number), dict[str, CutPart]()
+    places = dict(zip(_list_part_names(chosen.unit), chosen.places, strict=True))
+    begun = time.process_time()
+    for batch in divide_unit(order.spec, chosen.unit):
+        own = SimilarParts(batch, tuple(places[name] for name in _list_part_names(batch)))
+        reading, unknown = decode_parts(order, own, columns, to_nested_type, opened), total.unknown
+        _add_answer(total, reading.answer)
+        for source, schemas in unknown.items():
+            total.unknown[source] = schemas | total.unknown.get(source, {})
+        yield UnitReading(total, TaskReport.measure_since(begun), reading.kept)
+        if reading.kept is None:
+            break
+
+
+def fold_in_batches(
+    order: ReadOrder, unit: ReadUnit, tables: Iterable[pa.Table]
+) -> Iterator[UnitReading]:
+    """As `read_in_batches`, of rows that Spark SQL has evaluated (see `fold_unit`).
+
+    The rows are in the order of the unit if it has several batches.
+    """
+    rows = _EvaluatedRows(unit, iter(tables))
+    return _compute_batches(order, unit, lambda own, batch: fold_unit(own, batch, rows.take(batch)))
+
+
+class _EvaluatedRows:
+    """The rows of a unit, which are taken batch by batch."""
+
+    def __init__(self, unit: ReadUnit, tables: Iterator[pa.Table]) -> None:
+        self._tables = tables
+        self._left: list[pa.Table] = []
+        self._places = {name: place for place, name in enumerate(_list_part_names(unit))}
+        self._ends = [part["row_end"] for piece in unit.cut.slices for part in piece.parts]
+
+    def take(self, batch: ReadUnit) -> pa.Table | None:
+        """The rows of a batch, of which no row was taken; those before it are dropped."""
+        places = [self._places[name] for name in _list_part_names(batch)]
+        parts = [part for piece in batch.cut.slices for part in piece.parts]
+        start = _find_position(places[0], 0 if "kafka" in parts[0] else parts[0]["row_start"])
+        is_divided = parts[-1]["row_end"] < self._ends[places[-1]]
+        end = (
+            _find_position(places[-1], parts[-1]["row_end"])
+            if is_divided
+            else _find_position(places[-1] + 1, 0)
+        )
+        numbers = np.full(len(self._places), -1, np.int32)
+        numbers[places] = np.arange(len(places))
+        found = []
+        for rows in chain(self._left, self._tables):
+            at = (rows["_p"].to_numpy().astype(np.int64) << 32) + rows["_row"].to_numpy()
+            own = rows.filter(pa.array((at >= start) & (at < end)))
+            found.append(replace_column(own, "_p", pa.array(numbers[own["_p"].to_numpy()])))
+            if (at >= end).any():
+                self._left = [rows.filter(pa.array(at >= end))]
+                break
+        else:
+            self._left = []
+        return pa.concat_tables(found) if found else None
+
+
+def _list_part_names(unit: ReadUnit) -> list[tuple[int, str]]:
+    """The slice and the key of each part of a unit."""
+    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
+    return [(index, part["key"]) for index, piece in pairs for part in piece.parts]
+
+
+def _find_position(place: int, row: int) -> int:
+    return (place << 32) + row
+
+
+def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Iterator[UnitReading]:
+    """Yield what `compute` makes of each batch; see `read_in_batches`."""
     batches = divide_unit(order.spec, unit)
     if len(batches) == 1:
-        yield read_unit(order, unit)
+        yield compute(order, unit)
         return
     begun = time.process_time()
-    total, opened = UnitAnswer(unit.number), dict[str, CutPart]()
+    total = UnitAnswer(unit.number)
     partials: dict[str, list[bytes]] = {}
-    # What one batch finds is bounded only with all others.
-    unbound = replace(order, most_bytes=_NO_BOUND, sent_bytes=_NO_BOUND)
+    # What one batch finds is sent with all others.
+    unbound = replace(order, sent_bytes=_NO_BOUND)
     surveys: dict[int, MemberSurvey] = {}
     for batch in batches:
         (index,) = batch.indexes
         survey = surveys.get(index)
         if survey is not None and survey.barrier is not None:
             continue  # what follows a barrier row belongs to another epoch
-        reading = read_unit(unbound, _add_earlier_state(batch, survey), opened)
+        reading = compute(unbound, _add_earlier_state(batch, survey))
         _add_answer(total, reading.answer)
         for name, packed in reading.answer.partials.items():
             partials.setdefault(name, []).append(packed)
@@ -213,7 +303,7 @@ def _merge_answer(
         rows = pa.concat_tables(map(decode_table, packed))
         merged = rows if name == OPEN_EDGES else _merge_partials(order.spec, name, rows)
         answer.partials[name] = encode_table(merged)
-    bound_partials(answer, order)
+    send_partials(answer, order)
 
 
 def _merge_partials(spec: PipelineSpec, name: str, rows: pa.Table) -> pa.Table:

@@ -14,7 +14,7 @@ from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.row_rules import EXACT_BITS, FILTERED, accepts_family, build_text_pattern
 from tidegate.jobs.spec.source_spec import BarrierColumns, SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
-from tidegate.time_units import TICK_MAX
+from tidegate.time_units import TICK_MAX, TIME_BOUND
 
 _ARROW_OF_SPARK = {
     own["spark"]: name for name, own in reversed(ARROW_TYPES.items()) if "spark" in own
@@ -430,13 +430,20 @@ def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:
 def _list_time_faults(source: SourceSpec) -> _Cases:
     """Faults of the event time; a barrier row needs none."""
     time, data = quote_name(source.event_time), "_kind = 'data'"
+    far = f"unix_micros({time}) NOT BETWEEN -{TIME_BOUND}L AND {TIME_BOUND}L"
     cases: _Cases = [
         ("no_event_time", f"{time} IS NULL AND {data}"),
         ("bad_value", f"{time} IS NULL AND _kind = 'punctuation'"),
+        (
+            "bad_value",
+            f"{data} AND {far}",
+        ),
     ]
     if source.min_event_time is not None:
         least = f"timestamp_micros({source.min_event_time}L)"
         cases.append(("before_min_event_time", f"{data} AND {time} < {least}"))
     if source.end_time is not None:
-        cases.append(("bad_value", f"{data} AND {quote_name(source.end_time)} <= {time}"))
+        end = quote_name(source.end_time)
+        bad = f"{end} <= {time} OR unix_micros({end}) > {TIME_BOUND}L"
+        cases.append(("bad_value", f"{data} AND ({bad})"))
     return cases

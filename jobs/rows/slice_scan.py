@@ -20,7 +20,7 @@ from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonView
-from tidegate.time_units import TICK_MAX, TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN, TIME_BOUND
 
 from .column_casts import cast_never_fails, is_cast_proven
 from .dead_rows import JUDGED, add_faults
@@ -169,9 +169,11 @@ def has_plain_points(source: SourceSpec, rows: pa.Table) -> bool:
     `has_fitting_columns` holds for them.
     """
     options = (source.end_time, source.barriers, source.min_event_time)
-    return all(option is None for option in options) and not (
-        source.has_conditions or source.select or BAD_REASON in rows.column_names
-    )
+    is_special = any(option is not None for option in options)
+    if is_special or source.has_conditions or source.select or BAD_REASON in rows.column_names:
+        return False
+    ends = pc.min_max(rows[source.event_time].cast(pa.int64())).as_py().values()
+    return all(end is None or abs(end) <= TIME_BOUND for end in ends)
 
 
 def select_plain_points(rows: pa.Table, event_time: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Says which cuts are read by Spark's Python tasks, and why others are not yet."""
+"""Says which rows Spark SQL evaluates between two Python tasks."""
 
 from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.native_support import explain_unproven_expressions
@@ -6,15 +6,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
-from .slice_scan import MOST_CELLS
 from .topic_reading import list_undecoded_sources
-
-
-def explain_other_cut(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
-    """Why Spark SQL reads a cut."""
-    # Only a classic session has a place between two Python tasks, and such rows are held at once.
-    is_large = any(unit.count_cells(spec) > MOST_CELLS for unit in units)
-    return explain_spark_expressions(spec, units) if is_large or spec.spark.uses_connect else None
 
 
 def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:

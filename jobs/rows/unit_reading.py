@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -69,7 +68,6 @@ from .object_reading import make_part, open_part
 from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
 from .slice_reading import POSITION_COLUMNS, CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
-    has_safe_times,
     keep_data_rows,
     make_no_rows,
     scan_evaluated_slice,
@@ -85,8 +83,6 @@ from .topic_reading import (
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
-ANSWER_BYTES: Final = 64 << 20
-"""Partial aggregates of one job that the driver takes, compressed."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +95,12 @@ class ReadOrder:
         late_bound, events_frontier: as `JudgedRows` has them.
         folders: where the attempt's files go.
         store: address of the pipeline's store.
-        most_bytes: of partial aggregates of one unit.
         schemas: source -> schemas of its Avro or Protobuf messages, by number.
         undecoded: topics whose messages tasks fetch and Spark SQL decodes.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
         sent_bytes: of partial aggregates in one answer; more of them go by way of the store.
+        by_spark: Spark SQL casts, selects and judges the rows, between two tasks.
     """
 
     spec: PipelineSpec
@@ -113,11 +109,11 @@ class ReadOrder:
     events_frontier: int
     folders: AttemptFolders
     store: str
-    most_bytes: int
     schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
     gone: Mapping[str, bytes] = field(default_factory=dict)
     undecoded: frozenset[str] = frozenset()
     sent_bytes: int = SENT_BYTES
+    by_spark: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +157,7 @@ class UnitAnswer:
         unknown: source -> number of a schema of a registry that the task lacked -> the place of a
             message with it.
         odd: topics with messages that only Spark SQL decodes.
-        left: why Spark SQL has to compute the epoch; the rest says nothing then.
+        left: why a task cannot compute the unit; the rest says nothing then.
     """
 
     number: int
@@ -246,12 +242,13 @@ def decode_parts(
     chosen: SimilarParts,
     columns: PhysicalColumns,
     to_nested_type: Callable[[str], pa.DataType],
+    opened: dict[str, CutPart] | None = None,
 ) -> UnitReading:
     """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
 
     They have a `BAD_REASON`, and their `_m` is the index of their slice in the whole cut. Of topics
-    in `ReadOrder.undecoded` they are the messages, with `_m`, `_p` and `_o`. Other arguments are as
-    `read_parts` has them.
+    in `ReadOrder.undecoded` they are the messages, with `_m`, `_p` and `_o`. `opened` is as in
+    `read_unit`, and the other arguments are as `read_parts` has them.
     """
     unit = chosen.unit
 
@@ -259,7 +256,7 @@ def decode_parts(
         """Read the rows."""
         if find_source(chosen) in order.undecoded:
             return _fetch_messages(answer, order, chosen)
-        parts = _open_parts(answer, order, unit)
+        parts = _open_parts(answer, order, unit, opened)
         source = order.spec.sources[find_source(chosen)]
         numbered = list(zip(chosen.places, parts, strict=True))
         rows = read_parts(columns, numbered, source, to_nested_type)
@@ -392,9 +389,6 @@ def _fill_answer(
         found, rows = scan(place)
         answer.rows += rows.num_rows
         answer.slices.append(_describe_slice(index, found))
-        if not has_safe_times(found.survey.min_time, found.survey.max_time):
-            answer.left = "times outside the years 1000 to 9999"
-            return None
         barrier = found.survey.barrier
         is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
         tables.append(keep_data_rows(rows))
@@ -453,18 +447,14 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
                 else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())
-    bound_partials(answer, order)
+    send_partials(answer, order)
 
 
-def bound_partials(answer: UnitAnswer, order: ReadOrder) -> None:
-    """Send large partial aggregates by way of the store; leave too many to Spark SQL."""
-    size = sum(map(len, answer.partials.values()))
-    if size > order.most_bytes:
-        answer.left = "more partial aggregates than the driver takes"
-    elif size > order.sent_bytes:
+def send_partials(answer: UnitAnswer, order: ReadOrder) -> None:
+    """Send large partial aggregates by way of the store."""
+    if sum(map(len, answer.partials.values())) > order.sent_bytes:
         store = open_task_store(order.store)
         answer.stored = store_partials(store, order.folders, answer.number, answer.partials)
-    if size > order.sent_bytes:
         answer.partials = {}
 
 

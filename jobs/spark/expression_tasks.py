@@ -13,15 +13,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
-from pyspark import Accumulator, StorageLevel, TaskContext
+from pyspark import StorageLevel
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
+from tidegate.jobs.rows.batch_reading import decode_in_batches, divide_unit, fold_in_batches
 from tidegate.jobs.rows.column_casts import cast_to_declared, select_readable_columns
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.dead_rows import IS_LETTER
@@ -31,6 +35,7 @@ from tidegate.jobs.rows.slice_reading import (
     POSITION_COLUMNS,
     PartsForm,
     PhysicalColumns,
+    build_row_schema,
     group_similar_parts,
 )
 from tidegate.jobs.rows.unit_reading import (
@@ -38,44 +43,55 @@ from tidegate.jobs.rows.unit_reading import (
     SimilarParts,
     TaskReport,
     UnitAnswer,
-    UnitReading,
-    decode_parts,
     find_source,
-    fold_unit,
     list_parts,
     select_parts,
 )
 from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
+from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, open_schema_registry
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.source_spec import SourceSpec
 
 from .cut_reader import format_ddl, to_nested_type
 from .errors import SPARK_FAILED
+from .frame_tasks import ANSWER, KEPT, ROWS, KeptFrame, collect_answers, make_row
 from .json_decoding import MESSAGE_DDL
 from .kafka_payloads import decode_messages
-from .python_tasks import KeptRows, describe_task, open_inbox, prepare_context, prepare_worker
+from .python_tasks import KeptRows, describe_task, prepare_context, prepare_worker
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
-_PLACES: Final = "_m int, _p int, _o bigint"
-_PIECES: Final = "unit int, data binary"
-"""The columns of `kept_rows.KeptPiece`."""
+_SAID: Final = "_said"
+"""Column of messages; as `BAD_REASON` of rows, what their reader says in a row of its own."""
+_PLACES: Final = f"_m int, _p int, _o bigint, {_SAID} string"
+_NO_PART: Final = -1
+"""The place of a row in which a reader speaks."""
+_pickle: Any = CPickleSerializer()
+_Said = tuple[UnitAnswer, TaskReport]
 
 
 @dataclass(frozen=True)
-class _Outlet:
-    """Where the tasks of a job put their answers: under (step, number)."""
+class _EvaluatedPieces(KeptRows):
+    """As `KeptRows`, of a classic session; `frame` is what Spark holds."""
 
-    job: str
-    inbox: Accumulator[Any]
+    frame: DataFrame
 
-    def send(self, step: str, number: int, reading: UnitReading) -> None:
-        """Send what a task found."""
-        self.inbox.add([(self.job, ((step, number), (reading.answer, reading.report)))])
+    def discard(self) -> None:
+        """Give up the rows."""
+        self.frame.unpersist()
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """What a second task says: of the rows, how many came, and what their readers said."""
+
+    said: _Said
+    rows: int
+    readers: list[_Said]
 
 
 def run_expression_job(
@@ -87,28 +103,29 @@ def run_expression_job(
     """Do what `python_tasks.run_read_job` does, with Spark SQL between reading and folding.
 
     Raises:
-        Py4JJavaError: a task failed, or an expression; or a PySparkException.
+        PySparkException: a task failed, or an expression; or a Py4JJavaError.
         PoisonError: an answer did not arrive.
     """
     if not units:
         return [], None
-    context = prepare_context(sessions.full, variables)
-    outlet = _Outlet(uuid4().hex, open_inbox(context))
-    inbox: Any = outlet.inbox.value
-    groups = _group_parts(order, units)
-    keeps = order.spec.outputs.events and not order.gone
-    inbox.expect(outlet.job)
+    session = sessions.full
+    is_classic = hasattr(session, "sparkContext")
+    if is_classic:
+        prepare_context(session, variables)
+    rows = _plan_pieces(session, order, units)
+    kept: KeptRows | None = None
+    if order.spec.outputs.events and not order.gone:
+        rows.persist(StorageLevel.MEMORY_AND_DISK)
+        kept = KeptFrame(rows, len(units))
+        if is_classic:
+            pieces = rows.where(f"kind = '{KEPT}'").select("unit", "data").rdd
+            kept = _EvaluatedPieces(pieces, len(units), rows)
     try:
-        pieces = _plan_pieces(sessions.full, order, units, groups, outlet).rdd
-        if keeps:
-            pieces.persist(StorageLevel.MEMORY_AND_DISK)
-        pieces._jrdd.count()
-    finally:
-        # A task that ran twice has answered twice.
-        found = dict(inbox.take(outlet.job))
-    kept = KeptRows(pieces, len(units)) if keeps else None
-    answers = _join_answers(order, units, [one for own in groups.values() for one in own], found)
-    return answers, kept
+        return _join_answers(order, units, collect_answers(rows)), kept
+    except BaseException:
+        if kept is not None:
+            kept.discard()
+        raise
 
 
 def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list[SimilarParts]]:
@@ -128,26 +145,24 @@ def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, lis
     return groups
 
 
-def _plan_pieces(
-    session: SparkSession,
-    order: ReadOrder,
-    units: list[ReadUnit],
-    groups: dict[PartsForm, list[SimilarParts]],
-    outlet: _Outlet,
-) -> DataFrame:
-    """The kept rows of all units, each in the partition of its place."""
-    frames, first = [], 0
-    for (columns, _), chosen in groups.items():
-        frames.append(_select_evaluated_rows(session, order, columns, chosen, first, outlet))
-        first += len(chosen)
+def _plan_pieces(session: SparkSession, order: ReadOrder, units: list[ReadUnit]) -> DataFrame:
+    """What tasks keep and say of all units (`ROWS`), each in the partition of its place."""
+    frames = [
+        _select_evaluated_rows(session, order, columns, chosen)
+        for (columns, _), chosen in _group_parts(order, units).items()
+    ]
     rows: Any = combine_frames(*frames)
+    places = {index: place for place, unit in enumerate(units) for index in unit.indexes}
     if len(frames) > 1:
-        places = {index: place for place, unit in enumerate(units) for index in unit.indexes}
         known = (str(places.get(index, 0)) for index in range(max(places) + 1))
         # An array is no part of the code that Spark generates.
         rows = rows.repartitionById(len(units), F.expr(f"array({', '.join(known)})[_m]"))
-    fold = partial(_fold_units, order, units, outlet)
-    folded: DataFrame = rows.mapInArrow(fold, _PIECES)
+        if any(len(divide_unit(order.spec, unit)) > 1 for unit in units):
+            rows = rows.sortWithinPartitions("_p", "_row")
+    # A job that runs again must not find the rows of the first one.
+    packed = [_pickle.dumps(unit) for unit in units]
+    fold = partial(_fold_units, uuid4().hex, _pickle.dumps(order), packed, places)
+    folded: DataFrame = rows.mapInArrow(fold, ROWS)
     return folded
 
 
@@ -156,8 +171,6 @@ def _select_evaluated_rows(
     order: ReadOrder,
     columns: PhysicalColumns,
     chosen: list[SimilarParts],
-    first: int,
-    outlet: _Outlet,
 ) -> DataFrame:
     """The rows of objects that look alike, cast, selected and judged."""
     name = find_source(chosen[0])
@@ -169,7 +182,8 @@ def _select_evaluated_rows(
         schema = f"{MESSAGE_DDL}, {_PLACES}"
     # Only the driver can read the text of a type of Spark SQL.
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
-    decode = partial(_decode_parts, order, (columns, nested), chosen, first, outlet)
+    packed = [_pickle.dumps(one) for one in chosen]
+    decode = partial(_decode_parts, _pickle.dumps(order), (columns, nested), packed)
     raw = session.range(0, len(chosen), 1, len(chosen)).mapInArrow(decode, schema)
     if name in order.undecoded:
         raw = _decode_messages(raw, source)
@@ -185,8 +199,9 @@ def _decode_messages(messages: DataFrame, source: SourceSpec) -> DataFrame:
     """The rows of messages that tasks have fetched, with the columns of `POSITION_COLUMNS`."""
     registry = open_schema_registry(get_kafka_options(source))
     known = None if registry is None else registry.known
-    rows = decode_messages(messages, source, known, ("_m", "_p", "_o"))
-    return rows.withColumn("_row", F.col(OFFSET_COLUMN))
+    rows = decode_messages(messages, source, known, ("_m", "_p", "_o", _SAID))
+    said = F.expr(f"coalesce({_SAID}, {BAD_REASON})")
+    return rows.withColumn("_row", F.col(OFFSET_COLUMN)).withColumn(BAD_REASON, said)
 
 
 def _add_arguments(
@@ -208,89 +223,120 @@ def _add_arguments(
 
 
 def _join_answers(
-    order: ReadOrder,
-    units: list[ReadUnit],
-    parts: list[SimilarParts],
-    found: dict[tuple[str, int], tuple[UnitAnswer, TaskReport]],
+    order: ReadOrder, units: list[ReadUnit], found: list[_Folded]
 ) -> list[UnitAnswer]:
     """Put together what readers and folders say of each unit, and log the readers.
 
     Raises:
         PoisonError: an answer did not arrive, or rows were lost between the two.
     """
-    tasks, read = [], defaultdict(list)
-    is_complete = True
-    for number, chosen in enumerate(parts):
-        if ("read", number) in found:
-            answer, report = found["read", number]
-            read[chosen.unit.number].append(answer)
-            tasks.append(describe_task(answer, report) | {"task": number})
-        else:
-            is_complete = False
-    answers = []
-    for unit in units:
-        # Where no row was read there may be no task behind a shuffle.
-        folded = found.get(("fold", unit.number))
-        answer = fold_unit(order, unit, None).answer if folded is None else folded[0]
-        is_complete = is_complete and _add_readings(answer, read[unit.number])
+    folded = {one.said[0].number: one for one in found}
+    is_complete = folded.keys() == {unit.number for unit in units}
+    tasks, answers = list[dict[str, Any]](), []
+    for one in folded.values():
+        answer, readers = one.said[0], one.readers
+        is_complete = is_complete and one.rows == sum(read.rows for read, _ in readers)
+        for read, report in readers:
+            _add_reading(answer, read)
+            tasks.append(describe_task(read, report) | {"task": len(tasks)})
         answers.append(answer)
     if not is_complete:
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
     job_name = "late" if order.gone else "read"
     _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
-    return answers
+    return sorted(answers, key=lambda answer: answer.number)
 
 
-def _add_readings(answer: UnitAnswer, read: list[UnitAnswer]) -> bool:
-    """Add what readers say of a unit; return whether all of their rows were folded."""
-    is_stopped = bool(answer.error or answer.left)
-    for one in read:
-        answer.read_bytes += one.read_bytes
-        answer.missing |= one.missing
-        answer.corrupt += one.corrupt
-        for source, schemas in one.unknown.items():
-            answer.unknown[source] = answer.unknown.get(source, {}) | schemas
-        answer.odd |= one.odd
-        answer.error = one.error or answer.error
-        answer.left = one.left or answer.left
-    return is_stopped or answer.rows == sum(one.rows for one in read)
+def _add_reading(answer: UnitAnswer, read: UnitAnswer) -> None:
+    """Add what a reader says of a unit."""
+    answer.read_bytes += read.read_bytes
+    answer.missing |= read.missing
+    answer.corrupt += read.corrupt
+    for source, schemas in read.unknown.items():
+        answer.unknown[source] = answer.unknown.get(source, {}) | schemas
+    answer.odd |= read.odd
+    answer.error = read.error or answer.error
+    answer.left = read.left or answer.left
 
 
 # The bodies of tasks
 
 
 def _decode_parts(
-    order: ReadOrder,
+    packed: bytes,
     form: tuple[PhysicalColumns, dict[str, pa.DataType]],
-    chosen: list[SimilarParts],
-    first: int,
-    outlet: _Outlet,
+    chosen: list[bytes],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     prepare_worker()
+    order: ReadOrder = _pickle.loads(packed)
+    columns, nested = form
     for number in [one for batch in batches for one in batch["id"].to_pylist()]:
-        columns, nested = form
-        reading = decode_parts(order, chosen[number], columns, nested.__getitem__)
-        outlet.send("read", first + number, reading)
-        rows = reading.kept
-        if rows is not None and rows.num_rows:
-            yield from rows.combine_chunks().to_batches(_BATCH_ROWS)
+        own: SimilarParts = _pickle.loads(chosen[number])
+        if find_source(own) in order.undecoded:
+            places = [(name, kind) for name, _, kind in POSITION_COLUMNS[:3]]
+            schema, speaks = pa.schema([*MESSAGE_SCHEMA, *places, (_SAID, pa.string())]), _SAID
+        else:
+            schema, speaks = build_row_schema(columns, nested.__getitem__), BAD_REASON
+            if BAD_REASON not in schema.names:
+                schema = schema.append(pa.field(BAD_REASON, pa.string()))
+        for reading in decode_in_batches(order, own, columns, nested.__getitem__):
+            said = _pickle.dumps((reading.answer, reading.report)).hex()
+            if reading.kept is not None and reading.kept.num_rows:
+                rows = reading.kept.combine_chunks()
+                if speaks == _SAID:
+                    rows = rows.append_column(_SAID, pa.nulls(rows.num_rows, pa.string()))
+                yield from rows.to_batches(_BATCH_ROWS)
+        values = {"_m": own.unit.indexes[0], "_p": _NO_PART, speaks: said}
+        yield pa.RecordBatch.from_pylist([values], schema)
 
 
 def _fold_units(
-    order: ReadOrder,
-    units: list[ReadUnit],
-    outlet: _Outlet,
+    _job: str,
+    packed: bytes,
+    units: list[bytes],
+    places: dict[int, int],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     prepare_worker()
-    task = TaskContext.get()
-    assert task is not None  # noqa: S101 - the body of a task
-    unit = units[task.partitionId()]
-    found = list(batches)
-    rows = pa.Table.from_batches(found) if found else None
-    reading = fold_unit(order, unit, rows)
-    outlet.send("fold", unit.number, reading)
-    for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
-        data = pa.array([piece.data.to_pybytes()], pa.binary())
-        yield pa.record_batch({"unit": pa.array([piece.unit], pa.int32()), "data": data})
+    order: ReadOrder = _pickle.loads(packed)
+    rows = _ReadRows(batches)
+    index = rows.find_slice()
+    if index is None:  # a partition without a unit
+        return
+    unit: ReadUnit = _pickle.loads(units[places[index]])
+    for reading in fold_in_batches(order, unit, rows):
+        said = reading.answer, reading.report
+        for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
+            yield make_row(places[index], KEPT, piece.data.to_pybytes())
+    for _ in rows:  # what no batch has asked for
+        pass
+    answer = _Folded(said, rows.count, rows.readers)
+    yield make_row(places[index], ANSWER, _pickle.dumps(answer))
+
+
+class _ReadRows:
+    """The rows that a second task gets; counts them, and takes out what readers say."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self.count, self.readers = 0, list[_Said]()
+
+    def find_slice(self) -> int | None:
+        """The index of one slice of the unit; None without any row."""
+        first = next((batch for batch in self._batches if batch.num_rows), None)
+        if first is None:
+            return None
+        self._batches = chain([first], self._batches)
+        index: int = first["_m"][0].as_py()
+        return index
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for batch in self._batches:
+            is_said = pc.equal(batch["_p"], _NO_PART)
+            texts = batch.filter(is_said)["_detail"].to_pylist()
+            self.readers += [_pickle.loads(bytes.fromhex(text)) for text in texts]
+            rows = batch.filter(pc.invert(is_said))
+            self.count += rows.num_rows
+            if rows.num_rows:
+                yield pa.Table.from_batches([rows])

@@ -47,15 +47,16 @@ from .python_tasks import (
 )
 from .spark_session import SPARK_ERRORS, SparkSessions
 
-_ROWS: Final = (
+ROWS: Final = (
     StructType()
     .add("unit", IntegerType())  # or the target that a row is for
     .add("kind", StringType())
     .add("data", BinaryType())
 )
-_ANSWER: Final = "answer"
+"""What a task says and keeps."""
+ANSWER: Final = "answer"
 """What a task says, pickled."""
-_KEPT: Final = "kept"
+KEPT: Final = "kept"
 """Rows that a read job keeps, as an Arrow stream."""
 _WAITED: Final = "waited"
 """Rows of a segment, as an Arrow stream."""
@@ -93,13 +94,13 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, _ROWS)
+    rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, ROWS)
     keeps = order.spec.outputs.events and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return sort_unit_answers(order, units, _collect_answers(rows)), kept
+        return sort_unit_answers(order, units, collect_answers(rows)), kept
     except BaseException:
         if kept is not None:  # the server would hold them until it ends
             kept.discard()
@@ -109,8 +110,8 @@ def run_read_job(
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
     """Write the kept rows of each unit, whose slices begin at these positions."""
     body = partial(_write_unit_rows, _pickle.dumps((order, firsts)))
-    files = _select_pieces(kept).mapInArrow(body, _ROWS)
-    return sort_file_answers(order, _collect_answers(files), kept.units)
+    files = _select_pieces(kept).mapInArrow(body, ROWS)
+    return sort_file_answers(order, collect_answers(files), kept.units)
 
 
 def run_release_job(
@@ -120,13 +121,13 @@ def run_release_job(
     rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
     if not shuffle:
-        files = rows.coalesce(1).mapInArrow(partial(_release_rows, packed), _ROWS)
-        return sort_file_answers(order, _collect_answers(files), 1)
+        files = rows.coalesce(1).mapInArrow(partial(_release_rows, packed), ROWS)
+        return sort_file_answers(order, collect_answers(files), 1)
     targets = order.firsts[-1]
-    shipped = rows.mapInArrow(partial(_cut_rows, packed), _ROWS)
+    shipped = rows.mapInArrow(partial(_cut_rows, packed), ROWS)
     ranges = shipped.repartitionById(targets, "unit")
-    files = ranges.mapInArrow(partial(_write_ranges, packed), _ROWS)
-    return sort_file_answers(order, _collect_answers(files), targets)
+    files = ranges.mapInArrow(partial(_write_ranges, packed), ROWS)
+    return sort_file_answers(order, collect_answers(files), targets)
 
 
 def run_small_job(
@@ -138,7 +139,7 @@ def run_small_job(
         PySparkException: a task failed, or the server is gone.
     """
     run = partial(_run_body, body, _encode_units(items))
-    return _collect_answers(_start_tasks(sessions.full, len(items)).mapInArrow(run, _ROWS))
+    return collect_answers(_start_tasks(sessions.full, len(items)).mapInArrow(run, ROWS))
 
 
 def start_workers(
@@ -157,25 +158,25 @@ def start_workers(
     assert not variables  # noqa: S101 - as in `run_read_job`
     body = partial(_import_kernel, tuple(libraries), sample, spec)
     # Without a number of partitions there are as many as the server runs tasks at a time.
-    session.range(_MANY).mapInArrow(body, _ROWS).collect()
+    session.range(_MANY).mapInArrow(body, ROWS).collect()
 
 
 def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
     """A frame with one row, and no data, for each of so many tasks."""
     rows = session.range(0, tasks, 1, tasks)
-    return rows.selectExpr("CAST(id AS int) AS unit", f"'{_ANSWER}' AS kind", "X'' AS data")
+    return rows.selectExpr("CAST(id AS int) AS unit", f"'{ANSWER}' AS kind", "X'' AS data")
 
 
 def _select_pieces(kept: KeptRows) -> DataFrame:
     """The rows that tasks keep; answers without their data say which unit has none."""
-    data = f"IF(kind = '{_KEPT}', data, X'') AS data"
+    data = f"IF(kind = '{KEPT}', data, X'') AS data"
     rows: DataFrame = kept.pieces.selectExpr("unit", "kind", data)
     return rows
 
 
-def _collect_answers(rows: DataFrame) -> list[Any]:
+def collect_answers(rows: DataFrame) -> list[Any]:
     """What tasks say; nothing else of the frame leaves Spark."""
-    answers = rows.where(f"kind = '{_ANSWER}'").select("data")
+    answers = rows.where(f"kind = '{ANSWER}'").select("data")
     return [_pickle.loads(row.data) for row in answers.collect()]
 
 
@@ -196,8 +197,8 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
             last = reading.answer, reading.report
             if reading.kept is not None:
                 for piece in encode_kept_rows(unit.number, reading.kept):
-                    yield _make_row(place, _KEPT, piece.data.to_pybytes())
-        yield _make_row(place, _ANSWER, _pickle.dumps(last))
+                    yield make_row(place, KEPT, piece.data.to_pybytes())
+        yield make_row(place, ANSWER, _pickle.dumps(last))
 
 
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
@@ -216,10 +217,10 @@ def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
         own = [piece for piece in pieces if piece.unit == unit]
         for target, item in cut_rows(_pickle.loads(packed), unit, own):
             if isinstance(item, CutPiece):
-                kind = _WAITED if item.waited else _KEPT
-                yield _make_row(target, kind, item.data.to_pybytes())
+                kind = _WAITED if item.waited else KEPT
+                yield make_row(target, kind, item.data.to_pybytes())
             else:
-                yield _make_row(target, _SUMMARY, _pickle.dumps(item))
+                yield make_row(target, _SUMMARY, _pickle.dumps(item))
 
 
 def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
@@ -282,7 +283,7 @@ def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:
     """The units of a task, and all that was kept of them."""
     units, pieces = [], []
     for unit, kind, data in _read_rows(batches):
-        if kind == _KEPT:
+        if kind == KEPT:
             pieces.append(KeptPiece(unit, data))
         else:
             units.append(unit)
@@ -309,9 +310,10 @@ def _make_answers(answers: Iterable[Any]) -> _Batches:
 
 
 def _make_answer(answer: Any) -> pa.RecordBatch:
-    return _make_row(0, _ANSWER, _pickle.dumps(answer))
+    return make_row(0, ANSWER, _pickle.dumps(answer))
 
 
-def _make_row(unit: int, kind: str, data: bytes) -> pa.RecordBatch:
+def make_row(unit: int, kind: str, data: bytes) -> pa.RecordBatch:
+    """A row of `ROWS`."""
     columns = pa.array([unit], pa.int32()), pa.array([kind]), pa.array([data], pa.binary())
-    return pa.record_batch(dict(zip(_ROWS.names, columns, strict=True)))
+    return pa.record_batch(dict(zip(ROWS.names, columns, strict=True)))

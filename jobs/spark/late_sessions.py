@@ -18,7 +18,6 @@ from tidegate.jobs.rules.row_conditions import window_purged_sql
 from tidegate.jobs.spec.window_specs import WindowKind
 
 from .epoch_context import EpochContext
-from .errors import SPARK_FAILED
 from .session_windows import TaskItems
 from .task_epochs import TaskScans, check_answers, read_units
 
@@ -30,7 +29,7 @@ def read_late_rows(
 
     Raises:
         TidegateError: an object has changed, or the store does not answer.
-        PoisonError: DuckDB could not compute it.
+        PoisonError: a task could not compute it.
     """
     spec, gone = epoch.spec, dict[str, pa.Table]()
     for name, items in windows.items():
@@ -46,9 +45,7 @@ def read_late_rows(
     packed = {name: encode_table(parts) for name, parts in gone.items()}
     order = replace(scans.order, gone=packed)
     again, _ = read_units(epoch.sessions, spec, order, units)
-    left = check_answers(again)
-    if left is not None:
-        raise SPARK_FAILED(pipeline=spec.name, cause=left)
+    check_answers(spec, again)
     answers = list(scans.answers)
     for place, answer in zip(places, again, strict=True):
         answers[place] = _replace_late_rows(answers[place], answer)

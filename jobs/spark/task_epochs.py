@@ -30,14 +30,13 @@ from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
-from tidegate.jobs.rows.task_support import explain_other_cut, explain_spark_expressions
+from tidegate.jobs.rows.task_support import explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import (
     build_settings_variable,
     list_undecoded_sources,
     remove_settings,
 )
 from tidegate.jobs.rows.unit_reading import (
-    ANSWER_BYTES,
     ReadOrder,
     UnitAnswer,
     decode_table,
@@ -143,7 +142,7 @@ def survey_in_tasks(
     folders: AttemptFolders,
     released_max: ReleaseMark | None,
 ) -> TaskScans | None:
-    """Read a cut by tasks; None if Spark SQL has to read it.
+    """Read a cut by tasks; None if Spark SQL has to read it, through Spark Connect.
 
     Raises:
         CorruptObjectsError: objects cannot be read.
@@ -152,29 +151,25 @@ def survey_in_tasks(
         TransientError: the store does not answer, or an object has changed.
     """
     units = divide_cut(cut, state, store)
-    left = explain_other_cut(spec, units)
-    answers: list[UnitAnswer] = []
-    kept = None
     mark = find_late_mark(spec, state, released_max)
-    order = _make_read_order(spec, store, mark, folders, len(units))
-    if left is None:
-        answers, kept = read_units(sessions, spec, order, units)
-        try:
-            while (more := _find_better_order(spec, order, answers)) is not None:
-                _drop_rows(kept)
-                order = more
-                answers, kept = read_units(sessions, spec, order, units)
-            _require_schemas(spec, order, answers)
-            left = check_answers(answers)
-            for answer in answers:
-                answer.partials |= take_partials(store, answer.stored)
-        except TidegateError:
+    order: ReadOrder | None = _make_read_order(spec, store, mark, folders, units)
+    kept = None
+    try:
+        while order is not None:
             _drop_rows(kept)
-            raise
-    if left is not None:
+            if order.by_spark and spec.spark.uses_connect:
+                _log.info("epoch_left_to_spark_sql", cause="Spark Connect")
+                return None
+            used = order
+            answers, kept = read_units(sessions, spec, used, units)
+            order = _find_better_order(spec, used, answers)
+        _require_schemas(spec, used, answers)
+        check_answers(spec, answers)
+        for answer in answers:
+            answer.partials |= take_partials(store, answer.stored)
+    except TidegateError:
         _drop_rows(kept)
-        _log.info("epoch_left_to_spark_sql", cause=left)
-        return None
+        raise
     _log_missing_offsets(cut, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
@@ -198,24 +193,21 @@ def survey_in_tasks(
         if buckets
     }
     survey = Survey(now=0, members=members)
-    return TaskScans(cut, survey, mark, order, units, answers, found, kept)
+    return TaskScans(cut, survey, mark, used, units, answers, found, kept)
 
 
 def read_units(
     sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
-    is_plain = not order.undecoded and explain_spark_expressions(spec, units) is None
-    run_job = choose_runner(sessions.full).run_read_job if is_plain else run_expression_job
+    run_job = run_expression_job if order.by_spark else choose_runner(sessions.full).run_read_job
     return run_job(sessions, order, units, build_settings_variable(spec))
 
 
 def _make_read_order(
-    spec: PipelineSpec, store: Store, mark: LateMark, folders: AttemptFolders, units: int
+    spec: PipelineSpec, store: Store, mark: LateMark, folders: AttemptFolders, units: list[ReadUnit]
 ) -> ReadOrder:
     """What the rows of the next epoch are judged against, and where files go."""
-    most = max(ANSWER_BYTES // max(units, 1), 1 << 20)
-    sent = SENT_BYTES // max(units, 1)
     return ReadOrder(
         remove_settings(spec),
         mark.frontier,
@@ -223,29 +215,30 @@ def _make_read_order(
         mark.missed,
         folders,
         store.url,
-        most,
         read_schemas(spec),
         undecoded=list_undecoded_sources(spec),
-        sent_bytes=sent,
+        sent_bytes=SENT_BYTES // max(len(units), 1),
+        by_spark=explain_spark_expressions(spec, units) is not None,
     )
 
 
 def _find_better_order(
     spec: PipelineSpec, order: ReadOrder, answers: list[UnitAnswer]
 ) -> ReadOrder | None:
-    """An order by which tasks read messages that they could not read; None if there is none.
+    """An order by which tasks compute what they could not; None if there is none.
 
     Registries are asked for the schemas that tasks lacked. What the tasks cannot decode then, they
-    fetch for Spark SQL.
+    fetch for Spark SQL. It also evaluates all rows if DuckDB could not.
     """
     if fetch_schemas(spec, _collect_unknown_schemas(answers)):
         return replace(order, schemas=read_schemas(spec))
     undecoded = order.undecoded.union(*(answer.odd for answer in answers))
-    # Only a classic session has a place between two Python tasks.
-    if spec.spark.uses_connect or undecoded == order.undecoded:
+    left = next((answer.left for answer in answers if answer.left is not None), None)
+    is_better = undecoded != order.undecoded or (left is not None and not order.by_spark)
+    if _find_error(answers) is not None or not is_better:
         return None
-    _log.info("messages_decoded_by_spark_sql", sources=sorted(undecoded))
-    return replace(order, undecoded=undecoded)
+    _log.info("rows_evaluated_by_spark_sql", cause=left)
+    return replace(order, undecoded=undecoded, by_spark=True)
 
 
 def _collect_unknown_schemas(answers: list[UnitAnswer]) -> dict[str, dict[int, str]]:
@@ -310,20 +303,27 @@ def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 
 
-def check_answers(answers: list[UnitAnswer]) -> str | None:
-    """Return why Spark SQL has to read the cut, if it has to.
+def check_answers(spec: PipelineSpec, answers: list[UnitAnswer]) -> None:
+    """Raise what stops the epoch.
 
     Raises:
         TidegateError: what the first task that met an error says.
+        PoisonError: a task could not compute its rows, or the first dead row is not allowed.
     """
+    error = _find_error(answers)
+    if error is not None:
+        raise error
+    for answer in answers:
+        if answer.left is not None:
+            raise SPARK_FAILED(pipeline=spec.name, cause=answer.left)
+    for answer in answers:
+        if answer.dead_refused is not None:
+            raise answer.dead_refused
+
+
+def _find_error(answers: list[UnitAnswer]) -> TidegateError | None:
+    """Why nothing of these rows can be sealed, whoever computes them."""
     corrupt = [key for answer in answers for key in answer.corrupt]
     if corrupt:
-        raise CorruptObjectsError.for_keys(corrupt)
-    for answer in answers:
-        if answer.error is not None:
-            raise answer.error
-    left = next((answer.left for answer in answers if answer.left is not None), None)
-    refused = next((a.dead_refused for a in answers if a.dead_refused is not None), None)
-    if left is None and refused is not None:
-        raise refused
-    return left
+        return CorruptObjectsError.for_keys(corrupt)
+    return next((answer.error for answer in answers if answer.error is not None), None)

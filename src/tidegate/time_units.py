@@ -12,6 +12,11 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, Wi
 
 TICK_MIN: Final = -(2**63)
 TICK_MAX: Final = 2**63 - 1
+TIME_BOUND: Final = 2**63 - 2**57
+"""Ticks of a data row's times are at most so far from 0: some 288,000 years.
+
+What is added to them for windows is at most 400,000 days a time, so no sum leaves int64.
+"""
 
 _TICKS_PER_UNIT = {
     "tick": 1,

@@ -23,7 +23,7 @@ from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
-from tidegate.time_units import TICK_MAX
+from tidegate.time_units import TICK_MAX, TIME_BOUND
 
 _Column = tuple[
     list[Any], dict[int, tuple[DeadLetterReason, str]]
@@ -71,9 +71,21 @@ class ObjectReader:
                 ("bad_value", why) if why else next(found_bad, None)
             )
             values = {name: column[number] for name, (column, _) in columns.items()}
+            bad = bad or self._find_far_time(values)
             yield RawRow(
                 join_seq(piece["ordinal"], start + number), values, piece["key"], found.etag, bad
             )
+
+    def _find_far_time(self, values: dict[str, Any]) -> tuple[DeadLetterReason, str] | None:
+        """What is wrong with the times of a data row; the model itself clamps them."""
+        marks = self._source.barriers
+        kind = values.get(marks.kind) if marks else None
+        if marks is not None and kind not in (None, marks.data):
+            return None
+        for name in (self._source.event_time, self._source.end_time):
+            if name is not None and abs(values.get(name) or 0) > TIME_BOUND:
+                return "bad_value", f"{name} is too far"
+        return None
 
     def _column(self, table: Any, name: str) -> _Column:
         if name not in table.column_names:

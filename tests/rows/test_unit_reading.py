@@ -25,7 +25,6 @@ from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide
 from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.stored_partials import take_partials
 from tidegate.jobs.rows.task_support import (
-    explain_other_cut,
     explain_spark_expressions,
 )
 from tidegate.jobs.rows.unit_reading import (
@@ -40,7 +39,6 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.sources.object_decoding import BadObject
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
-from tidegate.jobs.spec.operations import SparkSpec
 from tidegate.time_units import TICK_MIN
 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
@@ -190,7 +188,7 @@ def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
     damaged = slice_of(store, Member("a"), rows_at(1))
     (unit,) = divide_cut(Cut((damaged,)), {}, store)
     (tmp_path / damaged.parts[0]["key"]).write_bytes(b"PAR1 no more PAR1")
-    answer = read_unit(order_of(spec, store, most_bytes=1), unit).answer
+    answer = read_unit(order_of(spec, store), unit).answer
     assert answer.corrupt == (damaged.parts[0]["key"],)
 
 
@@ -234,16 +232,6 @@ def test_plain_objects_are_inspected_as_well(tmp_path: Path) -> None:
     assert isinstance(bad.content, BadObject)
 
 
-def test_an_answer_has_a_bound(tmp_path: Path) -> None:
-    """Beyond it, Spark SQL has to compute the epoch."""
-    store = LocalStore(tmp_path)
-    spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
-    cut = Cut((slice_of(store, Member("a"), rows_at(1)),))
-    (unit,) = divide_cut(cut, {}, store)
-    answer = read_unit(order_of(spec, store, most_bytes=1), unit).answer
-    assert answer.left == "more partial aggregates than the driver takes"
-
-
 def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
     """Spark bounds what tasks send. Who takes them leaves no object."""
     store = LocalStore(tmp_path)
@@ -262,7 +250,4 @@ def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) ->
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {"schema": {"t": "timestamp", "v": "float"}}}, windows={}, **OFF)
     units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
-    assert explain_other_cut(spec, units) is None
     assert explain_spark_expressions(spec, units) == "column v is double, declared float"
-    far = spec.model_copy(update={"spark": SparkSpec(master="sc://far")})
-    assert explain_other_cut(far, units) == "column v is double, declared float"

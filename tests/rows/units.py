@@ -54,8 +54,6 @@ def rows_at(*seconds: int) -> list[dict[str, Any]]:
     return [{"t": s * SECOND, "k": "x", "n": 1, "v": 0.1} for s in seconds]
 
 
-def order_of(
-    spec: Any, store: LocalStore, frontier: int = TICK_MIN, most_bytes: int = 1 << 20
-) -> ReadOrder:
+def order_of(spec: Any, store: LocalStore, frontier: int = TICK_MIN) -> ReadOrder:
     """What the units of a cut have in common; no row is late for the events."""
-    return ReadOrder(spec, frontier, TICK_MIN, frontier, FOLDERS, store.url, most_bytes)
+    return ReadOrder(spec, frontier, TICK_MIN, frontier, FOLDERS, store.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -9,9 +10,11 @@ import sys
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
@@ -20,6 +23,7 @@ from tests.scheduling import sample_in_ci
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
 from tidegate.errors import PoisonError
@@ -35,7 +39,7 @@ from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spark import mover, python_tasks, task_epochs, task_events
 from tidegate.jobs.spark.spark_session import SparkSessions
-from tidegate.time_units import TICK_MIN
+from tidegate.time_units import TICK_MAX, TICK_MIN, TIME_BOUND
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -459,32 +463,57 @@ def pair_cut(pair: Pair) -> Any:
     return Cut(tuple(pair._slice(m, done=False, blocked=False) for m in sorted(pair.waiting)))
 
 
-@pytest.mark.parametrize("reason", ["bytes", "times"])
-def test_what_tasks_cannot_answer_is_left_to_spark_sql(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+@pytest.mark.usefixtures("only_tasks")
+def test_many_partial_aggregates_go_by_way_of_the_store(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many partial aggregates for the driver, and times that the engines write differently."""
-    seen: list[str] = []
-    note = type("Log", (), {"info": lambda _, name, **more: seen.append(more["cause"])})()
-    monkeypatch.setattr(task_epochs, "_log", note)
-    monkeypatch.setattr(task_epochs, "SENT_BYTES", 1)  # by way of the store
+    """Spark bounds what tasks send."""
+    monkeypatch.setattr(task_epochs, "SENT_BYTES", 1)
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}, {"t": 20 * SECOND, "k": "x", "v": 0.25}])
     pair.put("b", [{"t": 30 * SECOND, "k": "x", "v": 0.5}])
     pair.run(0)
-    assert seen == []
-    early = -(10**9) * SECOND * 40 if reason == "times" else 25 * SECOND
-    if reason == "bytes":
-
-        def limit_answers(*given: Any, **more: Any) -> ReadOrder:
-            return replace(ReadOrder(*given, **more), most_bytes=1)
-
-        monkeypatch.setattr(task_epochs, "ReadOrder", limit_answers)
-    pair.put("a", [{"t": early, "k": "x", "v": 0.5}, {"t": 26 * SECOND, "k": "x", "v": 0.5}])
-    pair.run(SECOND)
-    assert len(seen) == 1
     pair.run(2 * SECOND, done=True)
     assert pair.table("w")
+
+
+@pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("mode", ["ordered", "pass_through"])
+def test_times_of_all_years_are_taken(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """A time so far that sums with it overflow costs its row, and the rows beside it nothing."""
+    windows = {
+        "w": {**WINDOW, "lateness": "never"},
+        "s": {**WINDOW, "kind": "session", "size": None, "gap": "400000d"},
+        "x": {**WINDOW, "kind": "sliding", "size": "400000d", "slide": "200000d"},
+    }
+    release = {"mode": mode, "on_late": "emit_flagged"}
+    pair = Pair(spec_of(windows=windows, release=release), session, tmp_path)
+    monkeypatch.setattr(pair, "rows", partial(read_ticks, pair.store))
+    near = [-TIME_BOUND, -(10**17), -30_610_224_000_000_001, 0, 253_402_300_800_000_000, TIME_BOUND]
+    far = [TICK_MIN, TICK_MIN + 1, -TIME_BOUND - 1, TIME_BOUND + 1, TICK_MAX - 1, TICK_MAX]
+    for source, times in (("a", [*near, *far]), ("b", near)):
+        pair.put(source, [{"t": t, "k": "x", "n": 1, "v": 0.5} for t in times])
+    moved, _ = pair.run(0)
+    assert moved.counters.dead_lettered == len(far)
+    pair.run(SECOND, done=True)
+    assert len(pair.table("events")) == 2 * len(near)
+    assert sum(row["n"] for row in pair.table("w")) == 2 * len(near)
+
+
+def read_ticks(store: Any, refs: tuple[FileRef, ...]) -> list[dict[str, Any]]:
+    """As `Pair.rows`, with times as ticks: Python has years of four digits only."""
+    found: list[dict[str, Any]] = []
+    for ref in refs:
+        table = pq.read_table(store.local_path(ref.key), partitioning=None)
+        columns = {
+            name: table[name].cast(pa.int64()) if pa.types.is_timestamp(kind) else table[name]
+            for name, kind in zip(table.schema.names, table.schema.types, strict=True)
+            if name not in ("detail", "row")
+        }
+        found += pa.table(columns).to_pylist()
+    return sorted(found, key=lambda row: json.dumps(row, default=str, sort_keys=True))
 
 
 def put_object(store: Store, key: str, seconds: list[int]) -> dict[str, Any]:
@@ -513,7 +542,7 @@ def test_tasks_read_a_bucket_as_planned(
         units = divide_cut(cut, {}, store)
         folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
         mark = 20 * SECOND
-        order = ReadOrder(spec, mark, TICK_MIN, mark, folders, store.url, 1 << 20)
+        order = ReadOrder(spec, mark, TICK_MIN, mark, folders, store.url)
         here = read_unit(order, units[0]).answer
         sessions = SparkSessions(lambda: session)
         ((there,), _) = python_tasks.run_read_job(sessions, order, units)
