@@ -146,10 +146,8 @@ class SparkMover:
         self._discard_cut_folder()
         folder = self._cut_folder = Path(mkdtemp(prefix="epoch-", dir=self._workdir))
         if self._in_tasks:
-            found = self._survey_in_tasks(cut, state, folders, released_max)
-            if found is not None:
-                self._kept = found
-                return SurveyedCut(cut, found.survey, found)
+            self._kept = found = self._survey_in_tasks(cut, state, folders, released_max)
+            return SurveyedCut(cut, found.survey, found)
         if self._kafka is not None:
             self._kafka.stage_ranges(cut, folder / "objects")
         frame = open_cut(self._sessions, self._spec, self._store, cut, folder, self._staging)
@@ -245,8 +243,8 @@ class SparkMover:
         state: Mapping[str, Any],
         folders: AttemptFolders,
         released_max: ReleaseMark | None,
-    ) -> TaskScans | None:
-        """Read a cut by Python tasks; None if Spark SQL has to read it."""
+    ) -> TaskScans:
+        """Read a cut by Python tasks."""
         with self._report_errors(None):
             return survey_in_tasks(
                 self._sessions, self._spec, self._store, cut, state, folders, released_max

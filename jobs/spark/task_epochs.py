@@ -141,8 +141,8 @@ def survey_in_tasks(
     state: Mapping[str, Any],
     folders: AttemptFolders,
     released_max: ReleaseMark | None,
-) -> TaskScans | None:
-    """Read a cut by tasks; None if Spark SQL has to read it, through Spark Connect.
+) -> TaskScans:
+    """Read a cut by tasks.
 
     Raises:
         CorruptObjectsError: objects cannot be read.
@@ -157,9 +157,6 @@ def survey_in_tasks(
     try:
         while order is not None:
             _drop_rows(kept)
-            if order.by_spark and spec.spark.uses_connect:
-                _log.info("epoch_left_to_spark_sql", cause="Spark Connect")
-                return None
             used = order
             answers, kept = read_units(sessions, spec, used, units)
             order = _find_better_order(spec, used, answers)

@@ -32,7 +32,9 @@ WINDOWS: dict[str, Any] = {
     "visits": {"kind": "session", "gap": "4s", "keys": ["k"], "aggregates": {"n": "count(*)"}},
 }
 TABLES = ("events", "late", "dead_letters", "built", *WINDOWS)
-FORMS = ("pass_through", "one_task", "shuffle")
+FORMS = ("pass_through", "one_task", "shuffle", "evaluated")
+EVALUATED = {"a": {"where": "upper(k) in ('X', 'Y')"}, "b": {}}
+"""Sources of which Spark SQL evaluates the rows, by two plans."""
 
 
 def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pair:
@@ -41,7 +43,8 @@ def run_form(session: SparkSession, folder: Path, form: str, **more: Any) -> Pai
     release: dict[str, Any] = {"mode": mode, "on_late": "side_output"}
     if mode == "ordered":
         release["glom"] = {"dt": "2s", "max_rows": 3}
-    spec = spec_of(windows=WINDOWS, release=release, **more)
+    sources = EVALUATED if form == "evaluated" else None
+    spec = spec_of(sources, windows=WINDOWS, release=release, **more)
     pair, draw = Pair(spec, session, folder), random.Random(form)
     for epoch in range(5):
         for source in "ab":

@@ -84,21 +84,26 @@ def test_a_connect_server_gives_the_tables_of_a_classic_session(
 
 
 @pytest.mark.usefixtures("only_tasks")
+@pytest.mark.parametrize("odd", [[], [message(1, n="x"), b"{"]], ids=["plain", "odd"])
 def test_hosts_of_a_server_read_topics_with_settings_of_their_own(
     session: SparkSession,
     server: str,
     other_process: ProcessPoolExecutor,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    odd: list[bytes],
 ) -> None:
-    """The plan names variables, which the hosts have; if they lack one, they say so."""
+    """The plan names variables, which the hosts have; if they lack one, they say so.
+
+    Spark SQL decodes odd messages between two tasks.
+    """
     monkeypatch.setenv(CLIENT_VARIABLE, "tests")
     broker = KafkaInProcess()
-    broker.send("t", 0, [message(second) for second in range(30)])
+    broker.send("t", 0, [*(message(second) for second in range(30)), *odd])
     kafka = {"options": {"client.id": f"env:{CLIENT_VARIABLE}"}}
     near = topic_spec(broker.servers, kafka=kafka)
     far = near.model_copy(update={"spark": SparkSpec(master=server)})
-    cut = plan_cut(near, {0: (0, 30)})
+    cut = plan_cut(near, {0: (0, 30 + len(odd))})
     there = other_process.submit(_run_with_variable, far, tmp_path / "far", cut).result()
     members, moved = run_epoch(near, session, tmp_path / "near", cut, in_tasks=True)
     assert there == (members, moved.counters)
