@@ -115,7 +115,7 @@ conformance: venv ## cases of other systems' tests (FILES="a.json b.json" ENGINE
 
 .PHONY: agreement
 agreement: venv java ## DuckDB, Spark SQL and the oracle against each other, ends with "N functions proven, M on Spark SQL, 0 differ"
-	$(BIN)/python -m pytest -n0 -q -m "" tests/spark/test_native.py tests/spark/test_agreement.py tests/spark/test_expression_tasks.py tests/spark/test_sessions.py
+	$(BIN)/python -m pytest -n0 -q -m "" tests/spark/test_random_pipelines.py tests/spark/test_agreement.py tests/spark/test_expression_tasks.py tests/spark/test_sessions.py
 	$(BIN)/python -m tests.spark.engine_agreement
 
 .PHONY: matrices

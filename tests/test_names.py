@@ -53,7 +53,7 @@ ENTRY_POINTS = frozenset(
 # Older than the rule. This list only gets shorter.
 _OLDER_LIST = """
     bucket_upper_bound canonical_bytes console decide event_columns
-    fence_text lines max_frontier opaque_literal sha256_of_bytes sha256_of_file values_differ
+    fence_text lines max_frontier sha256_of_bytes sha256_of_file values_differ
     _matches _names_who_must_act _record
     _removed_rows
 """

@@ -177,18 +177,14 @@ def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
     from tidegate.jobs.rows.topic_reading import list_undecoded_sources
     from tidegate.jobs.rules.aggregates import list_spark_arguments
-    from tidegate.jobs.rules.native_support import (
-        explain_spark_state,
-        explain_unproven_expressions,
-    )
+    from tidegate.jobs.rules.native_support import explain_unproven_expressions
 
     tasks = "DuckDB, in Spark's Python tasks"
     moved = "released and late rows" if pipeline.outputs.events else "late rows"
     found = {moved: tasks}
-    for name in pipeline.windows:
-        state = explain_spark_state(pipeline, name)
-        merged = "" if state is None else f"; Spark SQL merges them: {state}"
-        found[f"window {name}"] = tasks + merged
+    for name, window in pipeline.windows.items():
+        own = "; Spark SQL computes its sql(...) of the rows that they keep"
+        found[f"window {name}"] = tasks + (own if window.keeps_rows else "")
     between = "Spark SQL, between Python tasks: "
     arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
     topics = ", ".join(sorted(list_undecoded_sources(pipeline)))

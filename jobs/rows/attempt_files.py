@@ -67,12 +67,25 @@ def store_task_rows(
     extra: JsonObject,
     footers: dict[str, FileFooter] | None = None,
 ) -> FileRef:
-    """Write the rows of a task as a file under a random name, and describe it.
+    """As `store_rows`, in a task; `url` is the address of the pipeline's store."""
+    return store_rows(open_task_store(url), rows, stem, kind, time, extra, footers)
+
+
+def store_rows(
+    store: Store,
+    rows: pa.Table,
+    stem: str,
+    kind: str,
+    time: str | None,
+    extra: JsonObject,
+    footers: dict[str, FileFooter] | None = None,
+) -> FileRef:
+    """Write rows as a file under a random name, and describe it.
 
     A task that runs twice writes two files; only one of them is named by the manifest.
 
     Args:
-        url: address of the pipeline's store.
+        store: where the file goes.
         rows: at least one.
         stem: how its key begins.
         kind: what it holds.
@@ -84,7 +97,7 @@ def store_task_rows(
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
         write_parquet_file(rows, path)
-        found = store_file(open_task_store(url), path, key, kind, time, extra)
+        found = store_file(store, path, key, kind, time, extra)
         if footers is not None:
             footers[key] = FileFooter.pack(pq.read_metadata(path), found.bytes)
         return found

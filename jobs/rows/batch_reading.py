@@ -5,13 +5,12 @@ are judged as if they were read at once. The batches follow from the cut, and th
 aggregates are merged in its order: a replay gives the same sums of doubles.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,9 @@ from .kept_rows import KeptSummary
 from .session_folds import is_folded_by_parts, merge_parts
 from .slice_reading import CutPart, PhysicalColumns
 from .slice_scan import MOST_CELLS
+from .stored_partials import decode_table, encode_table
 from .unit_reading import (
+    NO_BOUND,
     ReadOrder,
     SimilarParts,
     SliceSummary,
@@ -40,15 +41,12 @@ from .unit_reading import (
     UnitAnswer,
     UnitReading,
     decode_parts,
-    decode_table,
-    encode_table,
     fold_unit,
     read_unit,
     run_task,
     send_partials,
 )
 
-_NO_BOUND: Final = sys.maxsize
 _Compute = Callable[[ReadOrder, ReadUnit], UnitReading]
 
 
@@ -148,7 +146,7 @@ def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Ite
     total = UnitAnswer(unit.number)
     partials: dict[str, list[bytes]] = {}
     # What one batch finds is sent with all others.
-    unbound = replace(order, sent_bytes=_NO_BOUND)
+    unbound = replace(order, sent_bytes=NO_BOUND)
     surveys: dict[int, MemberSurvey] = {}
     for batch in batches:
         (index,) = batch.indexes
@@ -158,6 +156,7 @@ def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Ite
         reading = compute(unbound, _add_earlier_state(batch, survey))
         _add_answer(total, reading.answer)
         for name, packed in reading.answer.partials.items():
+            assert isinstance(packed, bytes)  # noqa: S101 - not bound yet
             partials.setdefault(name, []).append(packed)
         surveys |= {one.index: one.survey for one in total.slices}
         yield UnitReading(total, reading.report, reading.kept)

@@ -16,10 +16,10 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     end_reached_sql,
-    opaque_literal,
     quote_name,
     quote_text,
     time_below_sql,
+    write_ticks,
 )
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import EdgeColumns
@@ -78,8 +78,8 @@ def select_punctual_edges(judged: JudgedRows) -> Frame:
     )
 
 
-def match_starts_to_ends(spec: PipelineSpec, edges: Frame) -> Frame:
-    """Add `_until`, when an edge ends: null while it is open. `_first` are first ends of keys."""
+def list_pairing_columns(spec: PipelineSpec) -> list[str]:
+    """What a start and its end have in common, as Spark SQL over edges."""
     keys: dict[str, list[str]] = {}
     for name, own in collect_edge_columns(spec).items():
         for key in own.keys:
@@ -88,7 +88,12 @@ def match_starts_to_ends(spec: PipelineSpec, edges: Frame) -> Frame:
         f"IF(_source IN ({', '.join(sources)}), {quote_name(key)}, NULL)"
         for key, sources in keys.items()
     ]
-    group = f"PARTITION BY {', '.join(['_source', '_partition', *pairing])}"
+    return ["_source", "_partition", *pairing]
+
+
+def match_starts_to_ends(spec: PipelineSpec, edges: Frame) -> Frame:
+    """Add `_until`, when an edge ends: null while it is open. `_first` are first ends of keys."""
+    group = f"PARTITION BY {', '.join(list_pairing_columns(spec))}"
     # Behind an edge are those before it in the reverse order, which costs one pass.
     behind = f"{group} ORDER BY _seq DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
     end = "IF(_ends, named_struct('at', _seq, 'time', _et), NULL)"
@@ -152,7 +157,7 @@ def expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
     """
     columns = [quote_name(c) for c in frame.columns if c not in ("_et", "_end")]
     least = saturate_ticks(before - (window.size or 0))
-    start = "_et" if least == TICK_MIN else f"greatest(_et, {opaque_literal(least, '_et')})"
+    start = "_et" if least == TICK_MIN else f"greatest(_et, {write_ticks(least)})"
     spans = add_window_span(
         window,
         frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"),

@@ -12,10 +12,10 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     late_for_window_sql,
-    opaque_literal,
     quote_name,
     quote_text,
     window_purged_sql,
+    write_ticks,
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -58,14 +58,11 @@ class JudgedRows:
         times = [f"timestamp_micros(_et) AS {name}" for name in added]
         return [*(quote_name(name) for name in self.spec.columns), *times]
 
-    def provenance_columns(self, beside: str = "_seq") -> list[str]:
-        """`_source`, `_partition`, `_seq`, `_timeline` and `_epoch` of an output row, as Spark SQL.
-
-        `beside` is a bigint of it that is never null.
-        """
+    def provenance_columns(self) -> list[str]:
+        """Where an output row comes from, and which epoch wrote it, as Spark SQL."""
         own = [
             f"CAST({self.timeline} AS int) AS _timeline",
-            f"{opaque_literal(self.slot, beside)} AS _epoch",
+            f"{self.slot}L AS _epoch",
         ]
         return ["_source", "_partition", "_seq", *own]
 
@@ -131,7 +128,7 @@ def assign_rows_to_windows(judged: JudgedRows, window: WindowSpec) -> Frame:
         # Also where no row is late: the code is the same in every judged.
         frame = frame.where(f"NOT ({late})")
     elif judged.low is not None and judged.low < frontier:
-        frame = adjust_late_rows(frame, judged.spec, late, opaque_literal(frontier, "_et"))
+        frame = adjust_late_rows(frame, judged.spec, late, write_ticks(frontier))
     frame = add_window_span(window, frame)
     has_edges = any(source.end_time is not None for source in judged.spec.sources.values())
     if window.size == window.period and not has_edges:

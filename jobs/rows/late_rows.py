@@ -1,7 +1,7 @@
 """Rows that are late for an output, and rows that the survey set aside, as the late table has them.
 
 Late rows have an event time below F whatever the rules, so with no row below F there is nothing
-else to look for. No condition names F in the code that Spark generates (see `opaque_literal`).
+else to look for.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from tidegate.jobs.rules.duck_frame import Frame, group_rows
 from tidegate.jobs.rules.row_conditions import (
     expired_pairs_sql,
     late_for_window_sql,
-    opaque_literal,
     time_below_sql,
+    write_ticks,
 )
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import EVENTS
@@ -113,7 +113,7 @@ def find_refused_late_row(
     if rows is None or get_late_policy(judged, output) is not LatePolicy.ERROR:
         return None
     first = rows.selectExpr("_source", "_partition", "_seq", "_et").limit(1)
-    found = first.coalesce(1).toArrow().to_pylist()
+    found = first.toArrow().to_pylist()
     if not found:
         return None
     row = found[0]
@@ -136,7 +136,7 @@ def _get_missed_frontier(judged: JudgedRows, output: str) -> int:
 def _missed_frontier_sql(frontier: int) -> list[str]:
     if frontier == TICK_MIN:
         return ["CAST(NULL AS bigint) AS lateness_us", "CAST(NULL AS timestamp) AS frontier"]
-    mark = opaque_literal(frontier, "_et")
+    mark = write_ticks(frontier)
     lateness = f"least(CAST({mark} AS decimal(20,0)) - _et, {TICK_MAX})"
     return [f"CAST({lateness} AS bigint) AS lateness_us", f"timestamp_micros({mark}) AS frontier"]
 
@@ -181,7 +181,7 @@ def count_expired_pairs(judged: JudgedRows, counts: LateCounts) -> SourceCounts:
     if any(pairs != "0L" for pairs in asked.values()):
         sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
         grouped = group_rows(judged.data, ["_source"], sums)
-        for row in grouped.coalesce(1).toArrow().to_pylist():
+        for row in grouped.toArrow().to_pylist():
             for name, pairs in zip(asked, sums, strict=True):
                 found[row["_source"], f"expired:{name}"] += row[pairs] or 0
     return found

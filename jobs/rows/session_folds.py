@@ -108,7 +108,7 @@ def _late_alone_sql(window: WindowSpec, before: int) -> str:
     if window.session_late == "event":
         return f"_et < {before - window.lateness}L"
     return (
-        window_purged_sql(window, f"(_end + {(window.gap or 0) - 1}L)", before, beside="_et")
+        window_purged_sql(window, f"(_end + {(window.gap or 0) - 1}L)", before)
         if window.session_late == "own"
         else "false"
     )

@@ -96,8 +96,6 @@ class CutPart:
 NumberedPart = tuple[int, CutPart]  # its index in the cut
 PartsForm = tuple[PhysicalColumns, str]
 """What objects agree in that look alike: columns, and what decides about casts and verdicts."""
-PartReader = Callable[[Any, list[NumberedPart], SourceSpec], tuple[Frame, bool]]
-"""Gives the rows of similar objects, and whether `BAD_REASON` is beside their planned columns."""
 
 
 def group_similar_parts(
@@ -111,24 +109,6 @@ def group_similar_parts(
         traits = source.model_dump_json(include=_TRAITS)
         groups.setdefault((columns, traits), []).append((index, part))
     return groups
-
-
-def read_similar_parts(
-    spec: PipelineSpec,
-    cut: Cut,
-    parts: Sequence[NumberedPart],
-    read: PartReader,
-    names: set[str] | None = None,
-) -> Frame | None:
-    """Objects that look alike are read together; the rows of all, cast and with their places."""
-    rows = None
-    for (columns, _), chosen in group_similar_parts(spec, cut, parts, names).items():
-        source = spec.sources[cut.slices[chosen[0][1].member].member.source]
-        raw, has_reasons = read(columns, chosen, source)
-        physical = dict(columns) | ({BAD_REASON: "string"} if has_reasons else {})
-        cast = cast_to_declared(raw, source, physical)
-        rows = combine_frames(rows, cast)
-    return None if rows is None else add_positions(rows, spec, cut)
 
 
 def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
@@ -160,15 +140,17 @@ def read_slice(
     Raises:
         CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
     """
-    chosen = [(i, part) for i, part in enumerate(parts) if part.member == member]
-
-    def read(columns: Any, parts: list[NumberedPart], source: SourceSpec) -> tuple[Frame, bool]:
-        """Read objects that look alike."""
-        tables.append(read_parts(columns, parts, source))
-        return DuckFrame.from_table(tables[-1]), BAD_REASON in tables[-1].column_names
-
-    tables: list[pa.Table] = []
-    return read_similar_parts(spec, cut, chosen, read, names), tables
+    own = [(i, part) for i, part in enumerate(parts) if part.member == member]
+    rows, tables = None, []
+    for (columns, _), chosen in group_similar_parts(spec, cut, own, names).items():
+        source = spec.sources[cut.slices[member].member.source]
+        table = read_parts(columns, chosen, source)
+        has_reasons = BAD_REASON in table.column_names
+        physical = dict(columns) | ({BAD_REASON: "string"} if has_reasons else {})
+        cast = cast_to_declared(DuckFrame.from_table(table), source, physical)
+        rows = combine_frames(rows, cast)
+        tables.append(table)
+    return None if rows is None else add_positions(rows, spec, cut), tables
 
 
 def read_parts(

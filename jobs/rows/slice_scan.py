@@ -22,7 +22,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.json_types import JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN, TIME_BOUND
 
-from .column_casts import cast_never_fails, is_cast_proven
+from .column_casts import cast_never_fails
 from .dead_rows import JUDGED, add_faults
 from .member_scan import (
     BARRIER,
@@ -37,8 +37,6 @@ from .slice_reading import CutPart, add_positions, read_slice
 
 MOST_CELLS: Final = 64_000_000
 """Values, rows times columns, up to which one process holds rows: about 1 GB."""
-SAFE_TIMES: Final = (-30_610_224_000_000_000, 253_402_300_800_000_000)
-"""Years 1000 to 9999 in ticks: there both engines write times alike, and no sum leaves int64."""
 
 
 def scan_slice(
@@ -47,33 +45,29 @@ def scan_slice(
     parts: Sequence[CutPart],
     index: int,
     state: JsonView,
-    *,
-    native: bool,
 ) -> tuple[MemberScan, pa.Table]:
     """Read one slice and scan it.
 
     Args:
         spec: the pipeline.
         cut: what the slice is in.
-        parts: of all slices of the cut; `is_proven` holds for them.
+        parts: of all slices of the cut; DuckDB is proven to cast their columns (`is_cast_proven`).
         index: of the slice, which has parts.
         state: the decider's state before the epoch.
-        native: with the columns of the spec.
 
     Returns:
-        What it holds, and all of its rows with `_m`, `_seq`, `_et`, `_end` and `_code`. With
-        `native` also the columns of the spec, `JUDGED` if the source has conditions, and `FAULTS`
-        if there are dead letters. Rows that are not plain data have `_verdict` and `_mark`.
+        What it holds, and all of its rows with `_m`, `_seq`, `_et`, `_end`, `_code`, the columns of
+        the spec, `JUDGED` if the source has conditions, and `FAULTS` if there are dead letters.
+        Rows that are not plain data have `_verdict` and `_mark`.
     """
     source = spec.sources[cut.slices[index].member.source]
     flat = {name for name, kind in source.columns.items() if "<" not in kind}
-    names = (flat if native else name_marks(source)) | {BAD_REASON, OFFSET_COLUMN}
-    frame, tables = read_slice(spec, cut, parts, index, names)
+    frame, tables = read_slice(spec, cut, parts, index, flat | {BAD_REASON, OFFSET_COLUMN})
     fits = all(has_fitting_columns(part, source) for part in parts if part.member == index)
     # Columns that stay as they were read need no copy by DuckDB, which keeps the order.
-    kept = native and fits and not source.select and len(tables) == 1
-    own = list(map(quote_name, spec.columns)) if native and not kept else []
-    own += JUDGED if native and source.has_conditions else ()
+    kept = fits and not source.select and len(tables) == 1
+    own = [] if kept else list(map(quote_name, spec.columns))
+    own += JUDGED if source.has_conditions else ()
     if fits and len(tables) == 1 and has_plain_points(source, tables[0]):
         rows = select_plain_points(tables[0], source.event_time)
     else:
@@ -82,8 +76,7 @@ def scan_slice(
         rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
     rows = sort_rows(rows)
     found = scan_rows(spec, cut, index, rows, state)
-    rows = add_verdicts(rows, found.verdicts)
-    return found, add_faults(rows, frame, parts) if native else rows
+    return found, add_faults(add_verdicts(rows, found.verdicts), frame, parts)
 
 
 def scan_evaluated_slice(
@@ -100,7 +93,7 @@ def scan_evaluated_slice(
             `list_spark_arguments`; `_json` is needed of dead letters only.
 
     Returns:
-        What `scan_slice` returns with `native`.
+        What `scan_slice` returns.
     """
     if not evaluated.num_rows:
         rows = make_no_rows(spec)
@@ -123,12 +116,6 @@ def scan_rows(
     return MemberScanner(spec, cut.slices[index].member, columns, state).scan()
 
 
-def has_safe_times(low: int | None, high: int | None) -> bool:
-    """Whether the least and the greatest of some times are `SAFE_TIMES`; None: there are none."""
-    least, most = SAFE_TIMES
-    return all(time is None or least <= time < most for time in (low, high))
-
-
 def keep_data_rows(rows: pa.Table) -> pa.Table:
     """The data rows among the rows of slices."""
     data = pc.equal(rows["_code"], DATA)
@@ -141,18 +128,6 @@ def make_no_rows(spec: PipelineSpec) -> pa.Table:
     kinds |= dict.fromkeys(("_m", "_code"), pa.int32())
     kinds |= dict.fromkeys(("_seq", "_et", "_end"), pa.int64())
     return pa.schema(kinds).empty_table()
-
-
-def is_proven(part: CutPart, source: SourceSpec, *, native: bool) -> bool:
-    """Whether DuckDB may judge the rows of an object."""
-    if not native:
-        # Whole rows of a cut that is too large are left to Spark SQL.
-        return not (source.has_conditions or source.select) and has_fitting_columns(part, source)
-    physical = dict(part.columns)
-    return all(
-        is_cast_proven(physical.get(name, "null"), own, source.timezone)
-        for name, own in source.columns.items()
-    )
 
 
 def has_fitting_columns(part: CutPart, source: SourceSpec) -> bool:
@@ -184,13 +159,6 @@ def select_plain_points(rows: pa.Table, event_time: str) -> pa.Table:
     ends = np.minimum(ticks, TICK_MAX - 1) + 1
     seqs = pc.add(pc.shift_left(rows["_o"], 32), rows["_row"])
     return pa.table({"_m": rows["_m"], "_seq": seqs, "_et": ticks, "_end": ends, "_code": code})
-
-
-def name_marks(source: SourceSpec) -> set[str]:
-    """The columns that say when and of which kind a row is."""
-    marks = source.barriers
-    names = (source.event_time, source.end_time, marks and marks.kind, marks and marks.id)
-    return {name for name in names if name}
 
 
 def sort_rows(rows: pa.Table) -> pa.Table:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +75,7 @@ from .slice_scan import (
     scan_evaluated_slice,
     scan_slice,
 )
-from .stored_partials import SENT_BYTES, store_partials
+from .stored_partials import SENT_BYTES, StoredTable, decode_table, encode_table, store_table
 from .topic_reading import (
     OddMessagesError,
     UnknownSchemasError,
@@ -83,6 +85,8 @@ from .topic_reading import (
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
+NO_BOUND: Final = sys.maxsize
+"""As `ReadOrder.sent_bytes`: nothing goes by way of the store."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ class ReadOrder:
         undecoded: topics whose messages tasks fetch and Spark SQL decodes.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
-        sent_bytes: of partial aggregates in one answer; more of them go by way of the store.
+        sent_bytes: of partial aggregates in one answer; more of them go by way of the store, and so
+            does what aggregates of Spark SQL keep: rows.
         by_spark: Spark SQL casts, selects and judges the rows, between two tasks.
     """
 
@@ -141,9 +146,8 @@ class UnitAnswer:
         read_bytes: of the objects, and of the rows of topics.
         missing: key of a range of a topic -> offsets without a message.
         slices: in the order of the cut.
-        partials: window -> partial aggregates without marks, as an Arrow stream; for `OPEN_EDGES`
-            what `fold_edges` leaves.
-        stored: window -> key of those that are too large for the answer.
+        partials: window -> partial aggregates without marks, as an Arrow stream or where that is;
+            for `OPEN_EDGES` what `fold_edges` leaves.
         kept: the rows for the events; None without an events table.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
@@ -165,8 +169,7 @@ class UnitAnswer:
     read_bytes: int = 0
     missing: dict[str, int] = field(default_factory=dict)
     slices: list[SliceSummary] = field(default_factory=list)
-    partials: dict[str, bytes] = field(default_factory=dict)
-    stored: dict[str, str] = field(default_factory=dict)
+    partials: dict[str, bytes | StoredTable] = field(default_factory=dict)
     kept: KeptSummary | None = None
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
@@ -231,7 +234,7 @@ def read_unit(
     def read(answer: UnitAnswer) -> pa.Table | None:
         """Read, judge and fold the rows."""
         parts = _open_parts(answer, order, unit, opened)
-        scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state, native=True)
+        scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state)
         return _fill_answer(answer, order, unit, parts, scan)
 
     return run_task(UnitAnswer(unit.number), read)
@@ -452,10 +455,16 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
 
 def send_partials(answer: UnitAnswer, order: ReadOrder) -> None:
     """Send large partial aggregates by way of the store."""
-    if sum(map(len, answer.partials.values())) > order.sent_bytes:
-        store = open_task_store(order.store)
-        answer.stored = store_partials(store, order.folders, answer.number, answer.partials)
-        answer.partials = {}
+    packed = {name: one for name, one in answer.partials.items() if isinstance(one, bytes)}
+    is_large = sum(map(len, packed.values())) > order.sent_bytes
+    for name, table in packed.items():
+        window = order.spec.windows.get(name)
+        # The driver sees no rows, nor copies of them.
+        keeps_rows = order.sent_bytes != NO_BOUND and window is not None and window.keeps_rows
+        if is_large or keeps_rows:
+            store = open_task_store(order.store)
+            number = answer.number
+            answer.partials[name] = store_table(store, order.folders, name, number, table)
 
 
 def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None:
@@ -519,18 +528,3 @@ def _write_table(
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
     kind = f"table:{table}"
     return (store_task_rows(order.store, rows, stem, kind, time, {}, answer.footers),)
-
-
-def encode_table(table: pa.Table) -> bytes:
-    """Return a table as a compressed Arrow stream."""
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def decode_table(packed: bytes) -> pa.Table:
-    """The way back of `encode_table`."""
-    return pa.ipc.open_stream(packed).read_all()

@@ -19,11 +19,10 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
 
-from .duck_frame import Frame, get_column_types, group_rows
+from .duck_frame import DuckFrame, Frame, get_column_types, group_rows, query_table
 from .row_conditions import (
     ROW_ORDER,
     end_reached_sql,
-    opaque_literal,
     quote_name,
     quote_text,
 )
@@ -393,20 +392,6 @@ class Aggregation:
             for name in self.partials
         ]
 
-    def aggregate_rows(self, rows: Frame, before: int, slot: int) -> Frame:
-        """One row of state per window and key of these rows, which have `_ws` and `_we`.
-
-        Its marks `_on`, `_up`, `_n` and `_epoch`: see `jobs.spark.tumbling_sliding_windows`.
-
-        Args:
-            rows: (row, window) pairs.
-            before: the frontier before the epoch.
-            slot: of the epoch.
-        """
-        touched = self.fold_rows(rows)
-        marks = self.select_marks(before, slot, epochs=1)
-        return touched.selectExpr(*self.group_columns, *marks, *self.partials)
-
     def fold_rows(self, rows: Frame) -> Frame:
         """One row per window and key of rows with `_ws` and `_we`: their partial aggregates."""
         keyed = rows.selectExpr("*", *self.key_columns)
@@ -424,7 +409,15 @@ class Aggregation:
         return {**self.partials, **sums}
 
     def merge_folds(self, folds: Frame, before: int, slot: int) -> Frame:
-        """What `aggregate_rows` makes of the rows that were folded, part by part, into `folds`."""
+        """One row of state per window and key of what `fold_rows` made of several units.
+
+        Its marks `_on`, `_up`, `_n` and `_epoch`: see `jobs.rows.window_merges`.
+
+        Args:
+            folds: of the units, in the order of the cut.
+            before: the frontier before the epoch.
+            slot: of the epoch.
+        """
         marks = self.select_marks(before, slot, epochs=1)
         merged = self.merge_same_windows(folds)
         return merged.selectExpr(*self.group_columns, *marks, *self.partials)
@@ -443,7 +436,7 @@ class Aggregation:
             f"1 - {update} AS _on",
             f"{update} AS _up",
             f"{epochs} AS _n",
-            f"{opaque_literal(slot, '_we')} AS _epoch",
+            f"{slot}L AS _epoch",
         ]
 
     def merge_partials(
@@ -470,18 +463,32 @@ class Aggregation:
         merged = group_rows(rows, self.group_columns, {**marks, **self.merges})
         return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
 
-    def build_results(self, merged: Frame, revision: str, provenance: list[str]) -> Frame:
+    @property
+    def sql_aggregates(self) -> dict[str, str]:
+        """Output column -> expression of the aggregates that are Spark SQL of the user's own."""
+        return {
+            output: what.expression
+            for output, what in self.window.aggregates.items()
+            if what.function is AggregateFunction.SQL
+        }
+
+    def build_results(
+        self, merged: Frame, revision: str, provenance: list[str], sql_values: Any = None
+    ) -> Frame:
         """Result rows as readers see them; `_overflow` beside them says that one lacks a sum.
 
         There is no such column where no sum can be too large.
 
-        `revision` is SQL over the merged rows, and `provenance` lists further columns as SQL.
+        Args:
+            merged: the merged state.
+            revision: SQL over it.
+            provenance: further columns as SQL.
+            sql_values: a table of `sql_aggregates`, each as `_sql_` and the output's name, beside
+                the group columns; None if there are none.
         """
-        sql = {
-            o: a for o, a in self.window.aggregates.items() if a.function is AggregateFunction.SQL
-        }
-        if sql:
-            merged = self._add_sql_aggregates(merged, sql)
+        sql = self.sql_aggregates
+        if sql_values is not None:
+            merged = merged.join_left(DuckFrame.from_table(sql_values), self.group_columns)
         values = [
             f"{'_sql_' + output if output in sql else plan.final} AS {quote_name(output)}"
             for output, plan in self.plans.items()
@@ -500,16 +507,12 @@ class Aggregation:
         overflow = [f"({self.overflow}) AS _overflow"] if self.overflow else []
         return merged.selectExpr(*keys, *own, replaces, *values, *provenance, *overflow)
 
-    def _add_sql_aggregates(self, merged: Frame, sql: dict[str, Any]) -> Frame:
-        """Any SQL aggregate: over the kept rows, laid out again."""
-        rows = merged.selectExpr(
-            *self.group_columns, f"explode(array_sort({_KEPT_ROWS_COLUMN})) AS _row"
-        ).selectExpr(*self.group_columns, "_row.v.*")
-        values = {f"_sql_{output}": a.expression for output, a in sql.items()}
-        found = group_rows(rows, self.group_columns, values)
-        renamed = found.selectExpr(*(f"{c} AS _j{c}" for c in self.group_columns), *values)
-        # `<=>` joins null keys as well.
-        from pyspark.sql import functions as F  # noqa: N812
+    def select_kept_rows(self, merged: Any) -> Any:
+        """The rows of which `sql_aggregates` are computed, in order, beside the group columns.
 
-        same = " AND ".join(f"{c} <=> _j{c}" for c in self.group_columns)
-        return merged.join(renamed, F.expr(same), "left")
+        `merged` is an Arrow table of merged state.
+        """
+        groups = ", ".join(self.group_columns)
+        row = f"SELECT {groups}, unnest(list_sort({_KEPT_ROWS_COLUMN})) AS _row FROM rows"
+        query = f"SELECT {groups}, unnest(_row.v) FROM ({row})"
+        return query_table(merged, query, for_frames=True)

@@ -1,11 +1,8 @@
-"""Rows in the driver with the methods of a Spark DataFrame that the row rules use.
+"""Rows in DuckDB with the methods of a Spark DataFrame that the row rules use.
 
-The rules are written once, in Spark SQL. A `DuckFrame` runs them in DuckDB, in the driver's
-process and without a JVM. It renders the few forms in which the two dialects differ. A frame
-computes nothing until `toArrow`.
-
-An error of DuckDB (a sum that overflows, a name that it does not know) says nothing about the rows:
-Spark SQL then computes the epoch.
+The rules are written once, in Spark SQL. A `DuckFrame` runs them in DuckDB, in this process and
+without a JVM. It renders the few forms in which the two dialects differ. A frame computes nothing
+until `toArrow`.
 """
 
 import atexit
@@ -43,8 +40,8 @@ _REWRITES = [(re.compile(pattern), text) for pattern, text in _DIALECT["rewrites
 def to_duckdb(sql: str) -> str:
     r"""Render Spark SQL of the row rules in DuckDB's dialect.
 
-    >>> to_duckdb("array(5L)[CAST(_et & 0L AS int)] - `a b` div 2L")
-    '(5::BIGINT) - "a b" // 2::BIGINT'
+    >>> to_duckdb("5L - `a b` div 2L")
+    '5::BIGINT - "a b" // 2::BIGINT'
     >>> to_duckdb(r"array('x', 'it\'s')[_m]")
     "list_value('x', 'it''s')[_m + 1]"
     """
@@ -232,13 +229,25 @@ class DuckFrame:
         columns = [*keys, *(f"{to_duckdb(sql)} AS {name}" for name, sql in values.items())]
         return self._select(", ".join(columns), f"GROUP BY {', '.join(keys)}" if keys else "")
 
+    def join_left(self, other: Self, keys: list[str]) -> Self:
+        """Return the rows with the other columns of `other` where the keys are the same.
+
+        Null keys are equal.
+        """
+        return self._join("LEFT", other, keys, f"l.*, r.* EXCLUDE ({', '.join(keys)})")
+
+    def join_anti(self, other: Self, keys: list[str]) -> Self:
+        """Return the rows whose keys no row of `other` has; null keys are equal."""
+        return self._join("ANTI", other, keys, "*")
+
+    def _join(self, kind: str, other: Self, keys: list[str], columns: str) -> Self:
+        same = " AND ".join(f"l.{key} IS NOT DISTINCT FROM r.{key}" for key in keys)
+        both = f"({self._query}) l {kind} JOIN ({other._query}) r ON {same}"
+        return type(self)(f"SELECT {columns} FROM {both}", {**self._tables, **other._tables})
+
     def limit(self, rows: int) -> Self:
         """Return at most so many rows."""
         return self._select("*", f"LIMIT {rows}")
-
-    def coalesce(self, _: int) -> Self:
-        """Return the rows: they are in one place already."""
-        return self
 
     def unionByName(self, other: Self, **_: bool) -> Self:  # noqa: N802 - Spark's name
         """Return the rows of both; a column that one lacks is null."""
@@ -299,7 +308,6 @@ def combine_frames(*found: Frame | None) -> Frame | None:
 
 
 def get_column_types(frame: Frame) -> dict[str, str]:
-    """Column -> type in the words of the frame's engine."""
-    if isinstance(frame, DuckFrame):
-        return frame.types
-    return {field.name: field.dataType.simpleString() for field in frame.schema}
+    """Column -> type in DuckDB's words."""
+    types: dict[str, str] = frame.types
+    return types

@@ -11,37 +11,15 @@ from typing import Any
 
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
-from tidegate.jobs.spec.window_specs import AggregateFunction
 
 from .aggregates import explain_spark_aggregate
 from .duck_frame import ENGINE_ERRORS, open_database, to_duckdb
-
-
-def explain_spark_rows(spec: PipelineSpec) -> str | None:
-    """Why Spark SQL has to compute all outputs of a pipeline; None if it has not."""
-    if not spec.spark.master.startswith("local"):
-        return "rows are computed on the executors of a cluster"
-    return explain_unproven_expressions(spec)
 
 
 def explain_unproven_expressions(spec: PipelineSpec) -> str | None:
     """Why Spark SQL evaluates `select`, `where` and rules of a pipeline; None if it has not to."""
     found = {name: _explain_spark_source(source) for name, source in spec.sources.items()}
     return next((f"source {name}: {reason}" for name, reason in found.items() if reason), None)
-
-
-def explain_spark_window(spec: PipelineSpec, name: str) -> str | None:
-    """Why Spark SQL has to compute a window output; None if it has not.
-
-    The reasons of `explain_spark_rows` hold beside these.
-    """
-    if any(source.edges is not None for source in spec.sources.values()):
-        return "edge events"
-    if (reason := explain_spark_state(spec, name)) is not None:
-        return reason
-    window = spec.windows[name]
-    found = (explain_spark_aggregate(what, spec.columns) for what in window.aggregates.values())
-    return next((reason for reason in found if reason is not None), None)
 
 
 def explain_spark_aggregates(spec: PipelineSpec) -> str | None:
@@ -51,15 +29,6 @@ def explain_spark_aggregates(spec: PipelineSpec) -> str | None:
             if (reason := explain_spark_aggregate(what, spec.columns)) is not None:
                 return f"window {name}: {reason}"
     return None
-
-
-def explain_spark_state(spec: PipelineSpec, name: str) -> str | None:
-    """Why Spark SQL has to merge the state of a window output; None if it has not."""
-    window = spec.windows[name]
-    if window.zero_rows:
-        return "zero_rows"
-    functions = {what.function for what in window.aggregates.values()}
-    return "sql is Spark's own" if AggregateFunction.SQL in functions else None
 
 
 # Expressions of `select`, `where` and the rules.

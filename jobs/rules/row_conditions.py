@@ -1,16 +1,10 @@
-"""What decides about a row: marks, frontiers and windows, as Spark SQL.
+"""What decides about a row: frontiers and windows, as Spark SQL.
 
-`duck_frame` renders the same text for DuckDB.
-
-Spark writes numbers into the Java code it generates, so a frontier in a plan would have that code
-compiled again in every epoch, by Janino and then by the own compilers of the JVM: for a big epoch
-that costs as much as the rows do. Arrays are passed beside the code, so what changes from epoch to
-epoch is in an array of one element.
+`duck_frame` renders the text for DuckDB.
 """
 
 from typing import Final
 
-from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.window_specs import WindowSpec
 from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
@@ -34,22 +28,16 @@ def time_below_sql(bound: int) -> str:
     """``_et < bound`` on ticks, at the ends a constant that Spark folds away."""
     if bound <= TICK_MIN:
         return "false"
-    return "true" if bound >= TICK_MAX else f"_et < {opaque_literal(bound, '_et')}"
+    return "true" if bound >= TICK_MAX else f"_et < {write_ticks(bound)}"
 
 
-def opaque_literal(number: int, beside: str) -> str:
-    """A number that is not part of the generated code.
+def write_ticks(ticks: int) -> str:
+    """Ticks as SQL; the digits of the least number alone are too large.
 
-    `beside` is any bigint of the row (null makes null).
-
-    The index is always 0, but Spark cannot know it, and so does not replace the whole by its value.
-
-    >>> opaque_literal(5, "_et")
-    'array(5L)[CAST(_et & 0L AS int)]'
+    >>> write_ticks(5), write_ticks(-5)
+    ('5L', '(-4L - 1L)')
     """
-    # SQL reads a minus and a number, and the number is too large by one.
-    literal = f"{number}L" if number > TICK_MIN else f"{TICK_MIN + 1}L - 1L"
-    return f"array({literal})[CAST({beside} & 0L AS int)]"
+    return f"{ticks}L" if ticks >= 0 else f"({ticks + 1}L - 1L)"
 
 
 def end_reached_sql(
@@ -58,12 +46,10 @@ def end_reached_sql(
     *,
     after_end: bool = False,
     lateness: int | None = 0,
-    beside: str = "_we",
 ) -> str:
     """Whether the frontier has passed ``end + lateness``; with `lateness` None it never has.
 
-    It has passed a time that it is equal to, but not with `after_end`. `end` is SQL in ticks,
-    `beside` a bigint of the row for `opaque_literal`.
+    It has passed a time that it is equal to, but not with `after_end`. `end` is SQL in ticks.
 
     Before the first frontier the condition is the one of all later epochs: nothing ends as early as
     that.
@@ -72,16 +58,7 @@ def end_reached_sql(
         return "false"
     if frontier >= TICK_MAX:
         return "true"
-    return (
-        f"{end} {'<' if after_end else '<='}"
-        f" {opaque_literal(saturate_ticks(frontier - lateness), beside)}"
-    )
-
-
-def below_mark_sql(mark: ReleaseMark) -> str:
-    """Whether a buffered row, with `_section` and `_et`, is below a mark."""
-    section = opaque_literal(mark.section, "_et")
-    return f"(_section < {section} OR (_section = {section} AND {time_below_sql(mark.time)}))"
+    return f"{end} {'<' if after_end else '<='} {write_ticks(saturate_ticks(frontier - lateness))}"
 
 
 # Which tumbling and sliding windows a row belongs to, and whether it is late for them.
@@ -146,7 +123,7 @@ def late_for_window_sql(window: WindowSpec, frontier: int) -> str:
             if window.late_unit == "first_window"
             else last_window_start_sql(window)
         )
-        late = window_purged_sql(window, f"({start} + {window.size}L)", frontier, beside="_et")
+        late = window_purged_sql(window, f"({start} + {window.size}L)", frontier)
         if late not in ("true", "false"):
             # A window that a row is in ends after its time. Few rows are before the frontier, and
             # the engines divide only for these.
@@ -163,15 +140,15 @@ def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
     bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
     first, slide = first_window_start_sql(window), window.period or 1
     return (
-        f"greatest((least({last_window_start_sql(window)}, {opaque_literal(bound, '_et')}) -"
+        f"greatest((least({last_window_start_sql(window)}, {write_ticks(bound)}) -"
         f" {first} + {slide}L) div {slide}L, 0L)"
     )
 
 
-def window_purged_sql(window: WindowSpec, end: str, frontier: int, beside: str = "_we") -> str:
+def window_purged_sql(window: WindowSpec, end: str, frontier: int) -> str:
     """Whether a window with this end is purged at the frontier; never if `lateness` is None."""
     return end_reached_sql(
-        end, frontier, after_end=window.closes_after_end, lateness=window.lateness, beside=beside
+        end, frontier, after_end=window.closes_after_end, lateness=window.lateness
     )
 
 

@@ -29,7 +29,6 @@ from tidegate.checkpoints.slot_log import LogHead
 from tidegate.checkpoints.store import CopyingStore, Store, map_in_threads
 from tidegate.errors import TidegateError
 from tidegate.jobs.spark.spark_session import is_submitted
-from tidegate.jobs.spark.staging import build_s3a_settings
 
 from .batch_objects import QueryObjects, restore_files
 from .checkpoint_files import (
@@ -40,6 +39,7 @@ from .checkpoint_files import (
 )
 from .checkpoint_folder import BucketFile, BucketFolder, CheckpointFolder, HostFolder
 from .errors import CHECKPOINT_TAKEN, REMOTE_CHECKPOINT
+from .s3a_settings import build_s3a_settings
 from .sink_restore import find_local_folder
 
 _LAUNCH_FILE = "launch.json"

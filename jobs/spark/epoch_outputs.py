@@ -19,16 +19,14 @@ from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.rows.built_events import BuildOrder, EventGroup, write_built_events
 from tidegate.jobs.rows.late_rows import LateCounts, SourceCounts
+from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 
-from .cut_survey import EpochScans
-from .edge_events import EpochEdges
-from .epoch_context import EpochContext, OutputFiles, WrittenFiles
-from .late_and_dead_rows import CountedRows
-from .ordered_release import ReleasedRows, count_buffered_rows
+from .epoch_context import CountedRows, EpochContext
 from .python_tasks import build_events_in_task, log_files
 from .task_epochs import TaskScans
+from .task_events import ReleasedRows, count_buffered_rows
 from .task_runner import choose_runner
 
 # Counts of an epoch that are sums over its sources.
@@ -48,17 +46,17 @@ class EpochOutputs:
         windows: window -> its results and state.
     """
 
-    scans: EpochScans
+    scans: TaskScans
     released: ReleasedRows
     late: CountedRows
     dead: CountedRows
-    edges: EpochEdges
-    windows: dict[str, OutputFiles]
+    edges: MergedState
+    windows: dict[str, MergedState]
 
     def to_result(self, epoch: EpochContext) -> MoveResult:
         """Build the events that `glom` asks for and return the result of the move."""
-        released, in_tasks = self.released, isinstance(self.scans, TaskScans)
-        built = build_events(epoch, released, in_tasks=in_tasks)
+        released = self.released
+        built = build_events(epoch, released)
         stateful = (released, built, self.edges, *self.windows.values())
         tables = {
             EVENTS: released.results,
@@ -75,7 +73,7 @@ class EpochOutputs:
         decision = epoch.decision
         known = released.waiting.items()
         before, after = (
-            count_buffered_rows(epoch, own, mark, {key: rows[place] for key, rows in known})
+            count_buffered_rows(own, mark, {key: rows[place] for key, rows in known})
             for place, (own, mark) in enumerate(
                 (
                     (epoch.order.segments, decision.release_before),
@@ -84,13 +82,13 @@ class EpochOutputs:
             )
         )
         return MoveResult(
-            files={name: written.refs for name, written in tables.items() if written.refs},
+            files={name: written for name, written in tables.items() if written},
             segments=segments,
             counters=self.counters(before, after, decision.flagged),
             released_max=released.maximum,
             next_position=epoch.order.next_position + released.rows,
             sketches=self.scans.sketches,
-            bytes_written=sum(written.bytes for written in (*tables.values(), *states)),
+            bytes_written=sum(ref.bytes for own in (*tables.values(), *states) for ref in own),
         )
 
     def counters(
@@ -120,7 +118,9 @@ class EpochOutputs:
             if number:  # zeros stay out of the manifest; a count below zero is shown as it is
                 per_source.setdefault(source, {})[name] = number
                 totals[name] += number
-        results = Counter({name: window.results.rows for name, window in self.windows.items()})
+        results = Counter(
+            {name: sum(ref.rows for ref in own.results) for name, own in self.windows.items()}
+        )
         overflowed = Counter({name: window.overflowed for name, window in self.windows.items()})
         return EpochCounters(
             **{name: totals[name] for name in _TOTALS},
@@ -151,27 +151,27 @@ class EpochOutputs:
 GLOM_KIND = "glom"
 
 
-def build_events(epoch: EpochContext, released: ReleasedRows, *, in_tasks: bool) -> OutputFiles:
+def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
     """Group what this epoch released in order; late rows, which leave at once, are in no group.
 
     Without ``release.glom`` nothing is written, and no state stays.
     """
     options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
     if options is None:
-        return OutputFiles()
+        return MergedState()
     group = _load_open_group(epoch, before)
     order = BuildOrder(
         options,
         epoch.spec.event_time_column,
         epoch.order.folders,
         epoch.store.url,
-        released.results.refs,
+        released.results,
         epoch.order.next_position,
         released.flagged,
         group,
         epoch.decision.release_after,
     )
-    if in_tasks and order.events:
+    if order.events:
         runner = choose_runner(epoch.sessions.full)
         (answer,) = runner.run_small_job(epoch.sessions, build_events_in_task, [order])
         log_files("built", order.folders, [answer])
@@ -181,16 +181,14 @@ def build_events(epoch: EpochContext, released: ReleasedRows, *, in_tasks: bool)
         raise answer.error
     note_footers(epoch.store, answer.footers)
     if answer.group == group and before:
-        return OutputFiles(segments=tuple(before))
-    state = epoch.writer.write_segment(
-        GLOM_KIND, pa.Table.from_pylist([asdict(answer.group)]), None
-    )
-    built = WrittenFiles() if answer.file is None else WrittenFiles((answer.file,))
-    return OutputFiles(built, state.refs, state)
+        return MergedState(segments=tuple(before))
+    group_row = pa.Table.from_pylist([asdict(answer.group)])
+    state = epoch.files.write_segment(GLOM_KIND, group_row, None, {})
+    built = () if answer.file is None else (answer.file,)
+    return MergedState(built, state, state)
 
 
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> EventGroup:
     if not segments:
         return EventGroup()
-    rows = epoch.read_segments(map(epoch.locate_segment, segments))
-    return EventGroup(**rows.to_pylist()[0])
+    return EventGroup(**epoch.files.read_segment(segments[0]).to_pylist()[0])

@@ -10,7 +10,7 @@ brings the rows of each unit together.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -55,11 +55,9 @@ from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, open_schema_regist
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.source_spec import SourceSpec
 
-from .cut_reader import format_ddl, to_nested_type
 from .errors import SPARK_FAILED
 from .frame_tasks import ANSWER, KEPT, ROWS, KeptFrame, collect_answers, make_row
-from .json_decoding import MESSAGE_DDL
-from .kafka_payloads import decode_messages
+from .kafka_payloads import MESSAGE_DDL, decode_messages
 from .python_tasks import KeptRows, describe_task, prepare_context, prepare_worker
 from .spark_session import SparkSessions
 
@@ -202,6 +200,20 @@ def _decode_messages(messages: DataFrame, source: SourceSpec) -> DataFrame:
     rows = decode_messages(messages, source, known, ("_m", "_p", "_o", _SAID))
     said = F.expr(f"coalesce({_SAID}, {BAD_REASON})")
     return rows.withColumn("_row", F.col(OFFSET_COLUMN)).withColumn(BAD_REASON, said)
+
+
+def format_ddl(columns: PhysicalColumns, places: Iterable[tuple[str, str, Any]]) -> str:
+    """The schema of the rows of objects, for Spark."""
+    read = [*select_readable_columns(columns), *((name, own) for name, own, _ in places)]
+    return ", ".join(f"{quote_name(name)} {own}" for name, own in read)
+
+
+def to_nested_type(own: str) -> pa.DataType:
+    """The Arrow type that Spark takes for a nested type."""
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import DataType
+
+    return to_arrow_type(DataType.fromDDL(own), timestamp_utc=True)
 
 
 def _add_arguments(

@@ -54,6 +54,11 @@ from .errors import (
 from .protobuf_decoding import make_payload_reader
 from .spark_session import SPARK_ERRORS, extract_cause
 
+MESSAGE_DDL: Final = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp,"
+    " headers array<struct<key:string,value:binary>>"
+)
+"""Columns of the messages that Spark has to read."""
 UNKNOWN_SCHEMA: Final = "_schema"
 """Column of a topic with a registry.
 

@@ -11,40 +11,36 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tidegate.jobs.rows.session_folds import select_rows_of_parts
-from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_table, encode_table
+from tidegate.jobs.rows.stored_partials import StoredTable, decode_table, encode_table
+from tidegate.jobs.rows.unit_reading import UnitAnswer
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.rules.row_conditions import window_purged_sql
-from tidegate.jobs.spec.window_specs import WindowKind
 
-from .epoch_context import EpochContext
-from .session_windows import TaskItems
+from .spark_session import SparkSessions
 from .task_epochs import TaskScans, check_answers, read_units
 
 
 def read_late_rows(
-    epoch: EpochContext, scans: TaskScans, windows: Mapping[str, TaskItems]
+    sessions: SparkSessions, scans: TaskScans, gone: Mapping[str, pa.Table]
 ) -> TaskScans:
     """What tasks found, with the rows that are late because their session is purged.
+
+    `gone` are their keys and parts, as `StateMerging.find_gone_parts` has them.
 
     Raises:
         TidegateError: an object has changed, or the store does not answer.
         PoisonError: a task could not compute it.
     """
-    spec, gone = epoch.spec, dict[str, pa.Table]()
-    for name, items in windows.items():
-        if spec.windows[name].kind is WindowKind.SESSION:
-            found = items.find_gone_parts()
-            if found is not None:
-                gone[name] = found
     if not gone:
         return scans
+    spec = scans.order.spec
     places = [i for i, answer in enumerate(scans.answers) if _has_rows_of(scans, answer, gone)]
     # The tasks of a job are numbered from 0.
     units = [replace(scans.units[place], number=number) for number, place in enumerate(places)]
     packed = {name: encode_table(parts) for name, parts in gone.items()}
     order = replace(scans.order, gone=packed)
-    again, _ = read_units(epoch.sessions, spec, order, units)
+    again, _ = read_units(sessions, spec, order, units)
     check_answers(spec, again)
     answers = list(scans.answers)
     for place, answer in zip(places, again, strict=True):
@@ -57,8 +53,11 @@ def _has_rows_of(scans: TaskScans, answer: UnitAnswer, gone: Mapping[str, pa.Tab
     for name, parts in gone.items():
         if name not in answer.partials:
             continue
+        packed = answer.partials[name]
+        if isinstance(packed, StoredTable):
+            return True  # to read its rows again costs no more than to fetch the table
         aggregation = Aggregation(scans.order.spec, name)
-        items = DuckFrame.from_table(decode_table(answer.partials[name]))
+        items = DuckFrame.from_table(decode_table(packed))
         # Few are.
         purged = window_purged_sql(aggregation.window, "_we", scans.order.frontier)
         frame = DuckFrame.from_table(parts)

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
     Reducer,
@@ -40,9 +41,15 @@ from tidegate.jobs.streams.reducers import (
     prepare_arguments,
 )
 
-from .errors import REDUCER_FAILED
-from .spark_session import SPARK_ERRORS, SparkSessions, detect_lost_executors
+from .errors import NO_SHARED_DISK, REDUCER_FAILED
+from .spark_session import (
+    SPARK_ERRORS,
+    SparkSessions,
+    detect_lost_executors,
+    runs_on_one_host,
+)
 
+_PROBE_FILE = "probe.txt"
 MIN_JOB_ROWS = 50_000
 """Rows from which a job pays.
 
@@ -108,6 +115,29 @@ class SparkReducerRunner:
             raise lost or REDUCER_FAILED(cause=cause) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_shared_disk(sessions: SparkSessions, spec: PipelineSpec, folder: Path) -> bool:
+    """Whether tasks see a folder of the driver.
+
+    On a cluster that is so with ``staging: disk``, which is proven by a task.
+
+    Raises:
+        ConfigurationError: it is not so.
+    """
+    if runs_on_one_host(spec.spark):
+        return True
+    if spec.spark.staging != "disk":
+        return False
+    probe = folder / _PROBE_FILE
+    probe.write_text("seen\n", encoding="ascii")
+    try:
+        seen = sessions.full.read.text(str(probe)).count() == 1
+    except SPARK_ERRORS:
+        seen = False
+    if not seen:
+        raise NO_SHARED_DISK(pipeline=spec.name, folder=folder)
+    return True
 
 
 def _count_parallel_tasks(session: SparkSession) -> int:

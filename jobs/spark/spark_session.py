@@ -36,13 +36,6 @@ The default is ten minutes.
 """
 
 
-SMALL_ROWS = 20_000
-"""Up to this many rows the driver reads objects itself.
-
-`createDataFrame` wins below, a parallel scan above.
-"""
-
-
 def bound_results(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec with the bound of what tasks send, unless it has one, for `open_session`."""
     conf = {RESULT_SETTING: str(RESULT_BYTES), **spec.spark.conf}
@@ -102,21 +95,8 @@ def is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def open_quick_session(session: SparkSession) -> SparkSession:
-    """A session beside this one for queries over few rows.
-
-    With Spark Connect it is the same one.
-    """
-    if not hasattr(session, "_jsparkSession"):
-        return session
-    quick: SparkSession = session.newSession()
-    for key, value in _SETTINGS["interpreted"].items():  # the rest it has from the same process
-        quick.conf.set(key, value)
-    return quick
-
-
 class SparkSessions:
-    """Two sessions of one Spark: interpreted for few rows, compiling for many.
+    """The session of a pipeline.
 
     Args:
         start: starts Spark, or joins it. Called at the first use, which may never come.
@@ -124,37 +104,20 @@ class SparkSessions:
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
         self._start, self._lock = start, Lock()
-        self._found: list[SparkSession] = []
+        self._found: SparkSession | None = None
 
     @property
     def full(self) -> SparkSession:
-        """The session that compiles."""
-        return self._open_both()[0]
-
-    @property
-    def quick(self) -> SparkSession:
-        """The session that interprets."""
-        return self._open_both()[1]
-
-    def _open_both(self) -> list[SparkSession]:
+        """The session."""
         with self._lock:
-            if not self._found:
-                full = self._start()
-                self._found = [full, open_quick_session(full)]
+            if self._found is None:
+                self._found = self._start()
             return self._found
 
     @property
     def is_started(self) -> bool:
         """Whether Spark was started or joined; also after it was stopped."""
-        return bool(self._found)
-
-    def is_small(self, rows: int) -> bool:
-        """Whether so many rows are few, for the driver to read and a session to interpret."""
-        return rows <= SMALL_ROWS
-
-    def session_for(self, rows: int) -> SparkSession:
-        """The session for so many rows."""
-        return self.quick if self.is_small(rows) else self.full
+        return self._found is not None
 
 
 # An archive of the JVM's loaded classes, made once per machine, that lets every later driver start

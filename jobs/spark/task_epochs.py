@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
 import structlog
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
@@ -29,7 +28,7 @@ from tidegate.jobs.rows.json_messages import get_kafka_options
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
-from tidegate.jobs.rows.stored_partials import SENT_BYTES, take_partials
+from tidegate.jobs.rows.stored_partials import SENT_BYTES, StoredTable
 from tidegate.jobs.rows.task_support import explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import (
     build_settings_variable,
@@ -39,17 +38,15 @@ from tidegate.jobs.rows.topic_reading import (
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
     UnitAnswer,
-    decode_table,
 )
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
-from .epoch_context import WrittenFiles
+from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .kafka_payloads import require_schemas
-from .late_and_dead_rows import CountedRows
 from .python_tasks import KeptRows, describe_units, sort_inspections
 from .spark_session import SparkSessions
 from .task_runner import choose_runner
@@ -106,7 +103,7 @@ class TaskScans:
         total = CountedRows()
         for answer in self.answers:
             total = CountedRows(
-                total.written + WrittenFiles(answer.late_files),
+                total.written + answer.late_files,
                 total.late + answer.late,
                 total.counts + answer.late_counts,
             )
@@ -117,20 +114,19 @@ class TaskScans:
         total = CountedRows()
         for answer in self.answers:
             total = CountedRows(
-                total.written + WrittenFiles(answer.dead_files),
+                total.written + answer.dead_files,
                 total.late + answer.dead_late,
                 total.counts + answer.dead_counts,
             )
         return total
 
-    def join_partials(self, window: str) -> pa.Table | None:
-        """What `UnitAnswer.partials` have for a window, in the order of the cut; None without."""
-        found = [
-            decode_table(answer.partials[window])
-            for answer in self.answers
-            if window in answer.partials
-        ]
-        return pa.concat_tables(found) if found else None
+    def list_partials(self) -> dict[str, tuple[bytes | StoredTable, ...]]:
+        """Window -> what `UnitAnswer.partials` have for it, in the order of the cut."""
+        found: dict[str, tuple[bytes | StoredTable, ...]] = {}
+        for answer in self.answers:
+            for name, part in answer.partials.items():
+                found[name] = (*found.get(name, ()), part)
+        return found
 
 
 def survey_in_tasks(
@@ -162,8 +158,6 @@ def survey_in_tasks(
             order = _find_better_order(spec, used, answers)
         _require_schemas(spec, used, answers)
         check_answers(spec, answers)
-        for answer in answers:
-            answer.partials |= take_partials(store, answer.stored)
     except TidegateError:
         _drop_rows(kept)
         raise

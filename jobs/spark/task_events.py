@@ -1,11 +1,15 @@
-"""The events of an epoch whose rows are with Spark's Python tasks: the second job.
+"""The events output: the second job of an epoch.
 
-The driver plans it from what the tasks of the first job say of their rows, and sees none.
+Rows leave sorted, with contiguous positions; the others wait in immutable segments. A segment is
+never rewritten because part of it left: rows below `release_before` count as gone, and the segment
+is dropped when all of them are.
+
+The driver plans the job from what the tasks of the first job say of their rows, and sees none.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.checkpoints.manifest import FileRef
@@ -20,18 +24,12 @@ from tidegate.jobs.rows.event_files import (
     RangesOrder,
 )
 from tidegate.jobs.rows.late_rows import SourceCounts
+from tidegate.jobs.rows.state_files import MANY_SEGMENTS, SMALL_SEGMENT_ROWS, MergedState
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS
 
-from .epoch_context import (
-    MANY_SEGMENTS,
-    SMALL_SEGMENT_ROWS,
-    EpochContext,
-    WrittenFiles,
-    has_rows_from_mark,
-)
-from .ordered_release import ReleasedRows, is_waiting_whole
+from .epoch_context import EpochContext, has_rows_from_mark
 from .python_tasks import count_maps
 from .task_epochs import TaskScans
 from .task_runner import choose_runner
@@ -42,6 +40,63 @@ _UNPACKED: Final = 4
 """How many times as large rows are in Arrow as in a Parquet file, about."""
 _Weights = list[tuple[ReleaseMark, float]]
 """Some rows, each with how many there are like it."""
+
+
+@dataclass(frozen=True)
+class ReleasedRows(MergedState):
+    """What left, in the events table if one is kept, and what waits.
+
+    Attributes:
+        counts: (source, `released`) -> rows that left.
+        maximum: greatest (section, event time) that left in order; None if none did.
+        flagged: how many rows, the first ones, are late rows that left at once.
+        waiting: key of a segment -> its rows that waited before and after the epoch, as tasks have
+            counted them.
+    """
+
+    counts: SourceCounts = field(default_factory=Counter)
+    maximum: ReleaseMark | None = None
+    flagged: int = 0
+    waiting: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many left."""
+        return self.counts.total()
+
+
+def count_released_rows(scans: TaskScans) -> ReleasedRows:
+    """Count the rows that would leave, where no events table is kept: no file is written.
+
+    These are all data rows that were not set aside, as the spec then has ``pass_through``.
+    """
+    leaving, verdicts = SourceCounts(), scans.count_verdicts()
+    for index, member in enumerate(scans.survey.members):
+        aside = verdicts[index, "dropped"] + verdicts[index, "cti_violation"]
+        leaving[member.member.source, "released"] += member.rows - aside
+    return ReleasedRows(counts=leaving)
+
+
+def count_buffered_rows(
+    segments: Iterable[FileRef], mark: ReleaseMark, known: Mapping[str, int]
+) -> int:
+    """Rows at or above the mark in order segments; segments of other kinds do not count.
+
+    `known` has those of segments of which a part has left.
+    """
+    total = 0
+    for ref in segments:
+        if ref.kind == ORDER_KIND and has_rows_from_mark(ref, mark):
+            total += ref.rows if is_waiting_whole(ref, mark) else known[ref.key]
+    return total
+
+
+def is_waiting_whole(ref: FileRef, mark: ReleaseMark) -> bool:
+    """Whether all rows of an order segment are known to be at or above the mark."""
+    # Of several sections the least time may belong to any of them.
+    return ref.extra["section_min"] == ref.extra["section_max"] and (
+        ReleaseMark(ref.extra["section_min"], ref.min_time or 0) >= mark
+    )
 
 
 def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
@@ -100,22 +155,22 @@ def _sum_answers(
 ) -> ReleasedRows:
     """What all files together are; `untouched` are the segments that stay as they are."""
     files = [answer.file for answer in answers if answer.file is not None]
-    events = WrittenFiles(tuple(ref for ref in files if ref.kind == _TABLE))
-    waiting = WrittenFiles(tuple(ref for ref in files if ref.kind != _TABLE))
-    counts, counted = SourceCounts(), {ref.key: (0, ref.rows) for ref in waiting.refs}
+    events = tuple(ref for ref in files if ref.kind == _TABLE)
+    waiting = tuple(ref for ref in files if ref.kind != _TABLE)
+    counts, counted = SourceCounts(), {ref.key: (0, ref.rows) for ref in waiting}
     for answer in answers:
         note_footers(epoch.store, answer.footers)
         counted |= answer.waiting
         for source, rows in answer.counts.items():
             counts[source, "released"] += rows
     return ReleasedRows(
-        events,
-        (*untouched, *waiting.refs),
-        waiting,
-        counts,
-        max((a.newest for a in answers if a.newest is not None), default=None),
-        sum(answer.flagged for answer in answers),
-        counted,
+        results=events,
+        segments=(*untouched, *waiting),
+        written=waiting,
+        counts=counts,
+        maximum=max((a.newest for a in answers if a.newest is not None), default=None),
+        flagged=sum(answer.flagged for answer in answers),
+        waiting=counted,
     )
 
 

@@ -106,8 +106,9 @@ class SparkSpec(SpecModel):
     epochs of few rows stay fast. ``throughput`` suits millions of rows per epoch.
     """
     staging: Literal["disk", "bucket"] = "disk"
-    """How rows reach tasks on other hosts and come back: over a disk that driver and executors
-    share at one path, or through the bucket. A local master ignores it.
+    """Where reducers of a pipeline with streams run on a cluster: ``disk`` says that driver and
+    executors share the driver's scratch folder at one path, and large batches are folded by tasks;
+    with ``bucket`` the driver folds them. A local master ignores it.
     """
     conf: dict[str, str] = {}
     """Further Spark settings."""
@@ -450,13 +451,11 @@ _JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 
 
 def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
-    """Return the Spark settings with the jars that sources, sinks and staging need.
+    """Return the Spark settings with the jars that sources and sinks need.
 
     Settings that name jars themselves are returned unchanged.
     """
     wanted, left_out = _select_kafka_packages(spec)
-    if spec.spark.staging == "bucket":
-        wanted, left_out = [*wanted, *JARS["s3a"]], [*left_out, *JARS["s3a_excludes"]]
     if not wanted or {"spark.jars", "spark.jars.packages"} & set(spec.spark.conf):
         return spec.spark
     jars = build_jar_settings(wanted, left_out)

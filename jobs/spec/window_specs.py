@@ -188,6 +188,11 @@ class WindowSpec(SpecModel):
         return self.slide if self.kind is WindowKind.SLIDING else self.size
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether its state has the rows themselves: of an aggregate in Spark SQL."""
+        return any(w.function is AggregateFunction.SQL for w in self.aggregates.values())
+
+    @property
     def closes_after_end(self) -> bool:
         """Whether a session closes at ``end < F`` instead of ``end <= F``."""
         if self.kind is not WindowKind.SESSION:

@@ -39,7 +39,6 @@ def test_rows_that_waited_are_read_below_the_temporary_store(
         return LocalSession()
 
     monkeypatch.setattr(mover, "open_session", open_local_session)
-    monkeypatch.delattr(mover, "open_cut")
     store, file = LocalStore(tmp_path / "store"), tmp_path / "p.yaml"
     file.write_text(SPEC)
     for number in range(4):

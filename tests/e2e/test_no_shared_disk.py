@@ -1,10 +1,11 @@
 """A real cluster whose hosts do not see the driver's disk.
 
-Rows travel through the bucket, and the tables are exact.
+Tasks read and write the bucket, and the tables are exact.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,11 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.drivers import Piped, wait_for
-from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.spark import Cluster, can_hide, standalone
-from tidegate.errors import TransientError
-from tidegate.jobs.spec.operations import JARS
 
 pytestmark = [
     pytest.mark.e2e,
@@ -30,7 +28,7 @@ pytestmark = [
 ]
 
 BUCKET = "apart"
-ROWS = 150_000  # an object's: beyond what the driver reads, writes and merges by itself
+ROWS = 150_000  # an object's: a window has more keys than the driver merges by itself
 OBJECTS = 3
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SPEC = """\
@@ -51,7 +49,6 @@ checkpoint: {{idle_interval: 100ms}}
 spark:
   master: {master}
   driver_memory: 1g
-  staging: {staging}
   conf: {{spark.cores.max: "2", spark.executor.memory: 1g}}
 """
 
@@ -68,12 +65,6 @@ def minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RealMinio
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Two workers that see the driver's scratch folder empty."""
-    try:
-        monkeypatch.setenv(
-            "TIDEGATE_SPARK_JARS", ",".join(map(str, spark_jars("spark-s3a", JARS["s3a"])))
-        )
-    except TransientError as error:
-        pytest.skip(f"no registry with Hadoop's S3A: {error.message}")
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -100,13 +91,13 @@ def feed(piped: Piped) -> Path:
 
 
 def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_path: Path) -> None:
-    """Scans, shuffles, segments and tables go through the bucket.
+    """Objects, segments and tables are read and written there, without Hadoop's S3A.
 
     A worker dies on the way; nothing is left behind there.
     """
     piped = Piped(
         tmp_path / "wide",
-        SPEC.format(master=cluster.master, staging="bucket"),
+        SPEC.format(master=cluster.master),
         f"s3://{minio.bucket}/far",
     )
     folder = feed(piped)
@@ -143,17 +134,12 @@ def test_hosts_without_the_drivers_disk(minio: RealMinio, cluster: Cluster, tmp_
     assert [entry.key for entry in piped.store().list_objects("wide/staging/")] == []
 
 
-def test_the_wrong_staging_is_refused_before_anything_is_read(
+def test_hosts_without_tidegate_are_refused_before_anything_is_read(
     minio: RealMinio, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """`disk` says what to set instead; `bucket` without S3A in Spark says what is missing."""
-    piped = Piped(
-        tmp_path / "wide",
-        SPEC.format(master=cluster.master, staging="disk"),
-        f"s3://{minio.bucket}/far",
-    )
-    assert piped.run() == 2, piped.log_text()
-    assert "set spark.staging: bucket" in piped.log_text()
-    piped.change_spec(SPEC.format(master=cluster.master, staging="bucket"))
-    assert piped.run(environment={"TIDEGATE_SPARK_JARS": "/dev/null"}) == 2, piped.log_text()
-    assert "tasks cannot read the bucket" in piped.log_text()
+    """The error names what they lack, and how to bring it."""
+    piped = Piped(tmp_path / "wide", SPEC.format(master=cluster.master), f"s3://{minio.bucket}/far")
+    bare = str(Path(sys.base_prefix) / "bin" / "python3")
+    assert piped.run(environment={"PYSPARK_PYTHON": bare}) == 2, piped.log_text()
+    assert "Python workers cannot run tidegate" in piped.log_text()
+    assert "tidegate pack" in piped.log_text()

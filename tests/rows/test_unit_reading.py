@@ -23,14 +23,13 @@ from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
 from tidegate.jobs.rows.slice_reading import group_similar_parts
-from tidegate.jobs.rows.stored_partials import take_partials
+from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.task_support import (
     explain_spark_expressions,
 )
 from tidegate.jobs.rows.unit_reading import (
     UnitAnswer,
     decode_parts,
-    decode_table,
     fold_unit,
     list_parts,
     read_unit,
@@ -42,6 +41,13 @@ from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.time_units import TICK_MIN
 
 OFF = {"release": {"mode": "pass_through"}, "outputs": {"events": False}}
+
+
+def decode_sent(answer: UnitAnswer, name: str) -> pa.Table:
+    """The partial aggregates of a window, which the answer has."""
+    packed = answer.partials[name]
+    assert isinstance(packed, bytes)
+    return decode_table(packed)
 
 
 def answer_of(folder: Path, frontier: int, *seconds: int, **window: Any) -> UnitAnswer:
@@ -83,7 +89,7 @@ def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
     assert (answer.number, answer.rows, answer.left, answer.error) == (0, 3, None, None)
     (found,) = answer.slices
     assert (found.index, found.survey.rows, found.survey.max_time) == (0, 3, 14 * SECOND)
-    folded = decode_table(answer.partials["w"]).sort_by("_ws").to_pylist()
+    folded = decode_sent(answer, "w").sort_by("_ws").to_pylist()
     assert [(row["_ws"], row["_k0"], row["_s0"]) for row in folded] == [
         (0, "x", 2),
         (10 * SECOND, "x", 1),
@@ -178,7 +184,7 @@ def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) 
         ("a", "rule_quarantined"): 1,
         ("a", "rule_warned"): 1,
     }
-    assert sum(row["_s0"] for row in decode_table(answer.partials["w"]).to_pylist()) == 2
+    assert sum(row["_s0"] for row in decode_sent(answer, "w").to_pylist()) == 2
 
 
 def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
@@ -233,16 +239,17 @@ def test_plain_objects_are_inspected_as_well(tmp_path: Path) -> None:
 
 
 def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
-    """Spark bounds what tasks send. Who takes them leaves no object."""
+    """Spark bounds what tasks send."""
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
     (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
     order = order_of(spec, store)
     sent = read_unit(order, unit).answer
     answer = read_unit(replace(order, sent_bytes=1), unit).answer
-    assert (answer.partials, sent.stored) == ({}, {})
-    assert take_partials(store, answer.stored) == sent.partials
-    assert not list(store.list_objects(FOLDERS.segment_stem("partials")))
+    stored = answer.partials["w"]
+    assert isinstance(stored, StoredTable)
+    assert store.get(stored.key).data == sent.partials["w"]
+    assert (stored.rows, stored.bytes) == (1, len(store.get(stored.key).data))
 
 
 def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) -> None:

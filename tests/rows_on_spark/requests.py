@@ -22,7 +22,9 @@ TABLES_OF_DRIVER: Final = frozenset({"barriers", "checkpoints"})
 DEAD_OBJECTS: Final = re.compile(r"timelines/\d+/tables/dead_letters/[^/]+/driver\.parquet")
 """Files with rows that name a dead object; the other dead letters are rows."""
 _TABLE_FILE = re.compile(r"timelines/\d+/tables/([^/]+)/")
-_WINDOW_STATE = re.compile(r"timelines/\d+/state/[^/]+/window-([^/]+?)(-\d+)?\.parquet")
+_WINDOW_STATE = re.compile(
+    r"timelines/\d+/state/[^/]+/window-([^/]+?)(-\d{5}-[0-9a-f]{12}|-\d+)?\.parquet"
+)
 """The state of a window is its merged partial results."""
 _ATTEMPT = re.compile(r"\d+-[0-9a-f]{12}")
 _SPANS = re.compile(r"bytes (\d+)-(\d+)/(\d+)")

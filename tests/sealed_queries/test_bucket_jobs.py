@@ -20,7 +20,7 @@ from tests.sealed_queries.rig import COMBINATIONS, KilledJob
 from tests.servers.minio import RealMinio, running
 from tests.servers.spark import can_hide, standalone
 from tidegate.errors import TransientError
-from tidegate.jobs.spark.staging import build_s3a_settings
+from tidegate.jobs.sealed_queries.s3a_settings import build_s3a_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1800)]
 

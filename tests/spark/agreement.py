@@ -79,7 +79,6 @@ class Pair:
         session: SparkSession | None,
         folder: Path,
         *,
-        native: bool = True,
         view: InputView | None = None,
     ) -> None:
         from tidegate.jobs.spark.mover import SparkMover
@@ -87,7 +86,7 @@ class Pair:
         self.spec = spec
         self.store = LocalStore(folder / "store")
         self.spark: SparkMover = SparkMover(
-            view or self.store, spec, folder / "work", session=session, native=native
+            view or self.store, spec, folder / "work", session=session
         )
         self.sides = {
             "spark": Side(self.spark, "spark"),

@@ -22,7 +22,6 @@ from tidegate.jobs.rows.column_casts import (
 from tidegate.jobs.rows.slice_reading import POSITION_COLUMNS, CutPart, read_parts
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.rules.row_conditions import quote_name
-from tidegate.jobs.spark.cut_reader import arrow_to_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,7 +199,7 @@ def prove_casts(session: SparkSession) -> tuple[set[str], set[str], list[str]]:
         chosen.append(f"{show_cast(column, kinds[column], declared)} AS v{len(names) - 1}")
     read = [*select_readable_columns(kinds.items()), *((n, own) for n, own, _ in POSITION_COLUMNS)]
     ddl = ", ".join(f"{quote_name(name)} {own}" for name, own in read)
-    frames = DuckFrame.from_table(table), arrow_to_frame(session, table, ddl).coalesce(1)
+    frames = DuckFrame.from_table(table), session.createDataFrame(table, ddl).coalesce(1)
     mine, theirs = (list_values(frame.selectExpr(*chosen).toArrow()) for frame in frames)
     wrong = [
         f"{names[v]} of row {row}: DuckDB {a!r}, Spark {b!r}"

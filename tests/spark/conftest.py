@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -37,18 +37,6 @@ def avro(session: SparkSession) -> SparkSession:
     for jar in found:
         session.sql(f"ADD JAR '{jar}'")
     return session
-
-
-@pytest.fixture
-def only_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the driver nor Spark SQL reads rows."""
-    from tidegate.jobs.spark import mover
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("rows were not read by Python tasks")
-
-    monkeypatch.setattr(mover, "survey_cut", refuse)
-    monkeypatch.setattr(mover, "open_cut", refuse)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

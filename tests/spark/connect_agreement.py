@@ -14,7 +14,7 @@ from tests.spark.topic_epochs import run_epoch
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
-from tidegate.jobs.spark import frame_tasks, mover, python_tasks, task_events
+from tidegate.jobs.spark import frame_tasks, python_tasks, task_events
 from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, open_session
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -77,11 +77,6 @@ def join_server(address: str) -> SparkSession:
     return open_session(spec_of(spark={"master": address}))
 
 
-def refuse(*_: Any, **__: Any) -> Any:
-    """Fail in place of a function that reads rows outside of Python tasks."""
-    raise AssertionError("rows were not read by Python tasks")
-
-
 def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]], int]:
     """The tables of a pipeline on a Connect server, and its files of late rows.
 
@@ -91,8 +86,6 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
         patched.setattr(cut_division, "UNIT_BYTES", 1)
         if form == "shuffle":
             patched.setattr(task_events, "RANGE_BYTES", 1000)
-        patched.setattr(mover, "survey_cut", refuse)
-        patched.setattr(mover, "open_cut", refuse)
         pair = run_form(join_server(address), folder, form, spark={"master": address})
         found = read_tables(pair), count_late_files(pair)
         pair.spark.close()
@@ -101,10 +94,8 @@ def run_far(address: str, folder: Path, form: str) -> tuple[dict[str, list[Row]]
 
 def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, EpochCounters]:
     """Survey and counters of an epoch over a topic, on a Connect server."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mover, "open_cut", refuse)
-        session = join_server(spec.spark.master)
-        members, moved = run_epoch(spec, session, folder, cut, in_tasks=True)
+    session = join_server(spec.spark.master)
+    members, moved = run_epoch(spec, session, folder, cut)
     return members, moved.counters
 
 

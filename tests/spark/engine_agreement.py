@@ -104,8 +104,10 @@ def make_spec() -> PipelineSpec:
 def compute_window(spec: PipelineSpec, frame: Frame) -> list[dict[str, Any]]:
     """Partial, merged and final, in two halves that are merged."""
     aggregation = Aggregation(spec, "w")
+    marks = aggregation.select_marks(0, 1, epochs=1)
     halves = [
-        aggregation.aggregate_rows(frame.where(f"pmod(_et, 2L) = {n}L"), 0, 1) for n in (0, 1)
+        aggregation.fold_rows(frame.where(f"pmod(_et, 2L) = {n}L")).selectExpr("*", *marks)
+        for n in (0, 1)
     ]
     merged = aggregation.merge_partials(halves[0].unionByName(halves[1]), flags={})
     rows = aggregation.build_results(merged, "0", []).toArrow().to_pylist()

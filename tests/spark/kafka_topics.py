@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.descriptor_pb2 import (
@@ -13,11 +12,10 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
-from tidegate.jobs.rows.json_messages import plan_plain_messages
+from tidegate.jobs.rows.json_messages import plan_plain_messages, split_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.spark.json_decoding import write_batches
-from tidegate.jobs.spark.kafka_payloads import decode_messages
+from tidegate.jobs.spark.kafka_payloads import MESSAGE_DDL, decode_messages
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -58,10 +56,10 @@ def rows(
     key: bytes = b"ann",
     header: bytes = b"phone",
     sent: datetime | None = SENT,
-    plain: Path | None = None,
+    plain: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The decoded messages; plain ones by way of files in a folder, if one is given."""
+    """The decoded messages; with `plain` those that Arrow parses are not decoded by Spark."""
     headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
     data = [
         (
@@ -77,16 +75,16 @@ def rows(
     ]
     messages = session.createDataFrame(data, SCHEMA)
     source = spec_of(**more)
-    if plain is not None:
+    parsed = None
+    if plain:
         plan = plan_plain_messages(source)
         assert plan is not None
-        plain.mkdir(exist_ok=True)
-        messages = messages.select(*MESSAGE_SCHEMA.names)
-        write_batches(messages.toArrow().to_batches(), plan, plain)
-        messages = session.read.parquet(f"{plain}/other-*.parquet")
+        whole = messages.select(*MESSAGE_SCHEMA.names).toArrow().combine_chunks()
+        parsed, others = split_messages(whole.to_batches()[0], plan)
+        messages = session.createDataFrame(others.combine_chunks(), MESSAGE_DDL)
     found = decode_messages(messages, source, known).collect()
-    if plain is not None:
-        found += session.read.parquet(f"{plain}/plain-*.parquet").collect()
+    if parsed is not None and parsed.num_rows:
+        found += session.createDataFrame(parsed.combine_chunks()).collect()
     return [row.asDict() for row in sorted(found, key=lambda row: int(row[OFFSET_COLUMN]))]
 
 

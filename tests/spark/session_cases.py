@@ -62,16 +62,15 @@ def run_case(
 ) -> Pair:
     """One pipeline to the end of its members; each epoch is compared with the oracle.
 
-    `more` are fields of the spec, and `native` as in `Pair`.
+    `more` are fields of the spec.
     """
     draw = random.Random(seed)
     lags = draw.choice([("0", "0"), ("2s", "5s"), ("10s", "0")])
     sources: dict[str, dict[str, Any]] = {
         name: {"lag": lag} for name, lag in zip("ab", lags, strict=True)
     }
-    native = more.pop("native", True)
     own = {"release": {"mode": "pass_through"}, "outputs": {"events": False}, **more}
-    pair = Pair(spec_of(sources, windows=draw_windows(draw), **own), session, folder, native=native)
+    pair = Pair(spec_of(sources, windows=draw_windows(draw), **own), session, folder)
     around = draw.choice([0, -50])
     for epoch in range(epochs):
         for source in "ab":

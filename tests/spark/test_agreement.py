@@ -93,29 +93,16 @@ def test_movers_agree(session: SparkSession, tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", sample_in_ci([1, 2], 1))
-def test_movers_agree_on_spark_sql(session: SparkSession, tmp_path: Path, seed: int) -> None:
-    """Spark SQL computes the outputs that the driver computes by itself elsewhere."""
-    run_case(session, tmp_path, seed, epochs=2, native=False)
-
-
-@pytest.mark.timeout(900)
-def test_movers_agree_on_the_way_of_many_rows(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_movers_agree_where_tasks_merge_state(
+    session: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plans for many rows (scans, sorted ranges, files written by tasks) give what those for
-    few rows give.
-    """
-    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-    monkeypatch.setattr("tidegate.jobs.spark.ordered_release.RANGE_ROWS", 3)
-    for module in ("epoch_context", "late_and_dead_rows"):
-        monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
-    run_case(session, tmp_path, seed=1, epochs=2, native=False)
+    """Tasks that merge buckets of keys give what the driver gives for few rows."""
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", 10)
+    monkeypatch.setattr("tidegate.jobs.rows.window_merges.MANY_SEGMENTS", 3)
+    run_case(session, tmp_path, seed, epochs=3)
 
 
-def run_case(
-    session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4, *, native: bool = True
-) -> None:
+def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) -> None:
     """One random pipeline, epoch by epoch."""
     draw = random.Random(seed)
     marks = {"kind": "kind", "types": ["stop"]}
@@ -137,7 +124,6 @@ def run_case(
         spec_of(sources, windows=windows_of(draw), release=release, barriers={"timeout": "5s"}),
         session,
         tmp_path,
-        native=native,
     )
     around = draw.choice([0, -50])
     for epoch in range(epochs):

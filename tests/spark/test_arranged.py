@@ -1,6 +1,6 @@
-"""A large release by the driver and the same one by Spark's tasks.
+"""A release by one task and the same one by several.
 
-The same rows, positions and types, sorted by the driver or by Spark.
+The same rows, positions and types.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, spec_of
-from tidegate.jobs.spark import ordered_release
+from tidegate.jobs.spark import task_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,18 +35,15 @@ def feed(pair: Pair) -> None:
     pair.run(300 * SECOND, done=True)
 
 
-def test_the_driver_arranges_what_tasks_arrange(
+def test_one_task_arranges_what_several_arrange(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows, positions, segments and column types are the same, and the same as the reference's."""
     spec = spec_of({"b": {}, "a": {}}, release={"on_late": "emit_flagged"})
-    monkeypatch.setattr(ordered_release, "RANGE_ROWS", 4)
-    pairs = [Pair(spec, session, tmp_path / "driver")]
+    pairs = [Pair(spec, session, tmp_path / "one")]
     feed(pairs[0])
-    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-    for module in ("epoch_context", "late_and_dead_rows"):
-        monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    pairs.append(Pair(spec, session, tmp_path / "tasks", native=False))
+    monkeypatch.setattr(task_events, "RANGE_BYTES", 1000)
+    pairs.append(Pair(spec, session, tmp_path / "several"))
     feed(pairs[1])
     assert pairs[0].table("events") == pairs[1].table("events")
     assert len(pairs[0].table("events")) == 39
@@ -68,30 +65,3 @@ def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:
         field.metadata for schema in schemas for field in schema
     )  # an Iceberg reader takes a field's id for its own
     return {(field.name, str(field.type)) for schema in schemas for field in schema}
-
-
-def test_state_that_is_too_large_for_the_driver_is_left_to_spark(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that wait and live windows beyond the limit are released and merged by Spark."""
-    window = {"kind": "session", "gap": "60s", "aggregates": {"n": "count(*)"}}
-    pair = Pair(spec_of({"a": {}}, windows={"w": window}), session, tmp_path)
-    pair.put("a", [{"t": s * SECOND} for s in (20, 21, 22, 23)])
-    pair.run(0)
-    monkeypatch.setattr("tidegate.jobs.spark.mover.NATIVE_CELLS", 0)
-    pair.put("a", [{"t": 24 * SECOND}])
-    pair.run(SECOND)
-    pair.run(2 * SECOND, done=True)
-    assert len(pair.table("events")) == 5
-
-
-@pytest.mark.unit
-def test_pieces_are_even() -> None:
-    """No piece is larger than a range, and none is much smaller than the others."""
-    limit = ordered_release.RANGE_ROWS
-    assert ordered_release.split_evenly(0) == []
-    assert ordered_release.split_evenly(limit) == [(0, limit)]
-    assert ordered_release.split_evenly(limit + 2) == [
-        (0, limit // 2 + 1),
-        (limit // 2 + 1, limit + 2),
-    ]

@@ -21,7 +21,6 @@ from tests.spark.topic_epochs import at_utc, read_rows, run_epoch
 from tidegate.jobs.rows.avro_messages import plan_avro_messages, read_avro_messages
 from tidegate.jobs.rows.avro_records import is_readable_schema
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.spark import kafka_staging, mover
 from tidegate.jobs.spec.pipeline import SourceSpec
 
 if TYPE_CHECKING:
@@ -218,19 +217,14 @@ def test_tasks_read_the_messages_that_the_driver_reads(
     events = {"release": {"mode": "pass_through"}, "outputs": {}}
     spec = topic_spec(broker.servers, kafka=kafka, events=events)
     cut = plan_cut(spec, {0: (0, len(values))})
-    _, by_driver = run_epoch(spec, avro, tmp_path / "driver", cut, in_tasks=False)
+    _, by_spark = run_epoch(spec, avro, tmp_path / "spark", cut, by_spark=True)
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the driver has read messages")
-
-    monkeypatch.setattr(mover, "open_cut", refuse)
-    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
-    _, by_tasks = run_epoch(spec, avro, tmp_path / "tasks", cut, in_tasks=True)
-    assert by_tasks.counters == by_driver.counters
+    _, by_tasks = run_epoch(spec, avro, tmp_path / "tasks", cut)
+    assert by_tasks.counters == by_spark.counters
     assert by_tasks.counters.dead_lettered > 4
     for table, order in (("events", "position"), ("dead_letters", "_seq")):
         found = read_rows(by_tasks, tmp_path / "tasks", table, order)
-        assert found == read_rows(by_driver, tmp_path / "driver", table, order)
+        assert found == read_rows(by_spark, tmp_path / "spark", table, order)
         assert found
 
 
@@ -260,7 +254,7 @@ def test_a_registry_has_older_and_newer_schemas(
     broker.send("t", 0, values)
     events = {"release": {"mode": "pass_through"}, "outputs": {}}
     found: list[list[Any]] = []
-    for folder in (tmp_path / "driver", tmp_path / "tasks"):
+    for folder in (tmp_path / "spark", tmp_path / "tasks"):
         # Each has a folder of its own: what was fetched stays known to the process.
         (folder / "schemas").mkdir(parents=True)
         for number, schema in schemas.items():
@@ -272,10 +266,7 @@ def test_a_registry_has_older_and_newer_schemas(
             evolution={"renamed": {"key": "k"}},
         )
         cut = plan_cut(spec, {0: (0, len(values))})
-        in_tasks = folder.name == "tasks"
-        if in_tasks:
-            monkeypatch.setattr(mover, "open_cut", None)
-        _, moved = run_epoch(spec, avro, folder, cut, in_tasks=in_tasks)
+        _, moved = run_epoch(spec, avro, folder, cut, by_spark=folder.name == "spark")
         tables = ("events", "position"), ("dead_letters", "_seq")
         found.append([moved.counters, *(read_rows(moved, folder, *one) for one in tables)])
     assert found[0] == found[1]

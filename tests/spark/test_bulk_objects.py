@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import resource
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.kafka_topics import SENT, spec_of
@@ -24,9 +19,6 @@ from tidegate.jobs.rows.json_messages import (
 )
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
-from tidegate.jobs.spark import json_decoding
-from tidegate.jobs.spark.json_decoding import write_batches
-from tidegate.jobs.spark.kafka_staging import group_by_partition
 
 _SCHEMA: Final = pa.schema(
     {
@@ -162,54 +154,6 @@ def test_plain_messages_become_rows_with_their_envelope() -> None:
     assert split_messages(broken, plan)[1].num_rows == 2
 
 
-def test_a_task_that_fails_leaves_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark may run it again, and every row would be there twice."""
-    monkeypatch.setattr(json_decoding, "_ROW_GROUP", 1)
-    plan = plan_plain_messages(spec_of(kafka={"headers": {}, "key": None, "timestamp": None}))
-    assert plan is not None
-    batch = pa.record_batch(
-        {
-            "value": [b'{"n":1}', b'{"n":""}'],
-            "partition": pa.array([0, 0], pa.int32()),
-            "offset": [0, 1],
-        }
-    )
-
-    def fail_behind(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        raise OSError("No space left on device")
-
-    write_batches(iter([batch]), plan, tmp_path)
-    assert sum(pq.read_metadata(file).num_rows for file in tmp_path.iterdir()) == 2
-    again = tmp_path / "again"
-    again.mkdir()
-    with pytest.raises(OSError, match="No space"):
-        write_batches(fail_behind(iter([batch])), plan, again)
-    assert not [*again.glob("*.parquet")]
-
-
-def test_each_partition_has_files_of_its_own_in_the_order_of_its_messages(tmp_path: Path) -> None:
-    """A client hands out the messages of all partitions in one batch."""
-    plan = plan_plain_messages(spec_of(kafka={"headers": {}, "key": None, "timestamp": None}))
-    assert plan is not None
-    batches = [
-        pa.record_batch(
-            {
-                "value": [b'{"n":1}', b'{"n":2}', b"odd", b'{"n":4}'],
-                "partition": pa.array([0, 7, 7, 0], pa.int32()),
-                "offset": [2 * turn, 10 + 2 * turn, 11 + 2 * turn, 1 + 2 * turn],
-            }
-        )
-        for turn in range(20)
-    ]
-    write_batches(batches, plan, tmp_path)
-    tables = [pq.read_table(file) for file in sorted(tmp_path.glob("plain-*.parquet"))]
-    found = {table[PARTITION][0].as_py(): table[OFFSET_COLUMN].to_pylist() for table in tables}
-    assert found == {0: [*range(40)], 7: [*range(10, 50, 2)]}
-    (odd,) = tmp_path.glob("other-*.parquet")
-    assert pq.read_table(odd)["offset"].to_pylist() == [*range(11, 51, 2)]
-
-
 @pytest.mark.parametrize(
     ("kind", "plain", "odd"),
     [
@@ -222,7 +166,7 @@ def test_each_partition_has_files_of_its_own_in_the_order_of_its_messages(tmp_pa
 )
 @pytest.mark.parametrize("place", [{"key": "v", "headers": {}}, {"headers": {"v": "from"}}])
 def test_an_odd_key_or_header_leaves_few_messages_to_spark(
-    tmp_path: Path, place: dict[str, Any], kind: str, plain: bytes, odd: bytes
+    place: dict[str, Any], kind: str, plain: bytes, odd: bytes
 ) -> None:
     """Arrow refuses the whole column for it."""
     kafka = {"key": None, "timestamp": None, **place}
@@ -241,78 +185,14 @@ def test_an_odd_key_or_header_leaves_few_messages_to_spark(
             "headers": pa.array(headers, MESSAGE_SCHEMA.field("headers").type),
         }
     )
-    write_batches([batch], plan, tmp_path)
-    (file,) = tmp_path.glob("plain-*.parquet")
-    rows = pq.read_table(file).to_pylist()
+    parsed, left = split_messages(batch, plan)
+    rows = parsed.to_pylist()
     assert {row["v"] for row in rows} == {rows[0]["v"]} != {None}
     assert [row["n"] for row in rows] == [row[OFFSET_COLUMN] for row in rows]
-    (file,) = tmp_path.glob("other-*.parquet")
-    others = pq.read_table(file)["offset"].to_pylist()
+    others = left["offset"].to_pylist()
     assert 700 in others
     assert len(others) <= 64
     assert sorted([*others, *(row["n"] for row in rows)]) == [*range(1_000)]
-
-
-def test_decoded_messages_of_several_partitions_in_one_file_keep_their_places(
-    tmp_path: Path,
-) -> None:
-    """Spark decodes the odd messages of all partitions in one task (docs/track-record.md, F53)."""
-    rows = {PARTITION: pa.array([2, 0, 2], pa.int32()), OFFSET_COLUMN: [5, 7, 6]}
-    pq.write_table(pa.table(rows), tmp_path / "part-0.parquet")
-    pq.write_table(pa.table(rows).slice(1, 1), tmp_path / "part-1.parquet")
-    pq.write_table(pa.table(rows).slice(0, 0), tmp_path / "part-2.parquet")
-    grouped = group_by_partition(sorted(tmp_path.iterdir()))
-    found = {
-        partition: [
-            row
-            for file in files
-            for row in pq.read_table(file, columns=[PARTITION, OFFSET_COLUMN]).to_pylist()
-        ]
-        for partition, files in grouped.items()
-    }
-    assert found == {
-        0: [{PARTITION: 0, OFFSET_COLUMN: 7}] * 2,
-        2: [{PARTITION: 2, OFFSET_COLUMN: 5}, {PARTITION: 2, OFFSET_COLUMN: 6}],
-    }
-
-
-def test_rows_of_many_partitions_are_written_before_they_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each partition has rows that wait for their file, and the sum of their bytes is bounded."""
-    monkeypatch.setattr(json_decoding, "_MOST_HELD_BYTES", 1)
-    batch = pa.record_batch(
-        {"value": [b"{}"] * 6, "partition": pa.array([0, 1, 2] * 2, pa.int32())}
-    )
-    write_batches([batch] * 4, None, tmp_path)
-    found = [pq.read_metadata(file) for file in tmp_path.iterdir()]
-    assert [(one.num_rows, one.num_row_groups) for one in found] == [(8, 4)] * 3
-
-
-def test_a_topic_may_have_more_partitions_than_files_may_be_open(tmp_path: Path) -> None:
-    """Each partition has a file of its own."""
-    numbers = pa.array(range(60), pa.int32())
-    batch = pa.record_batch({"value": [b"{}"] * 60, "partition": numbers})
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 30, hard))
-    try:
-        write_batches([batch], None, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len([*tmp_path.glob("other-*.parquet")]) == 60
-
-
-def test_without_a_plan_all_messages_are_left_to_spark(tmp_path: Path) -> None:
-    """They are on this disk then, as they came."""
-    batch = pa.record_batch(
-        {"value": [b"\0"], "partition": pa.array([3], pa.int32()), "offset": [8]}
-    )
-    write_batches([batch], None, tmp_path)
-    (file,) = tmp_path.iterdir()
-    assert file.name.startswith("other-")
-    assert pq.read_table(file).to_pylist() == batch.to_pylist()
 
 
 @pytest.mark.parametrize("kind", ["float", "binary"])

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 CASES = int(os.environ.get("TIDEGATE_SOAK", "1"))
-MANY = {
-    "spark_session": ["SMALL_ROWS"],
-    "ordered_release": ["RANGE_ROWS"],
-    "tumbling_sliding_windows": ["MERGE_ROWS"],
-}
-MANY |= {
-    module: ["FETCH_ROWS"]
-    for module in (
-        "epoch_context",
-        "late_and_dead_rows",
-        "edge_events",
-    )
-}
 
 
 @pytest.mark.timeout(900)  # a case is some 50 small jobs; on a loaded machine each takes seconds
@@ -53,13 +40,8 @@ def test_movers_agree_on_edges(session: SparkSession, tmp_path: Path, seed: int)
 def test_movers_agree_on_many_edges(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plans for many rows give what those for few rows give."""
-    for module, limits in MANY.items():
-        for limit in limits:
-            monkeypatch.setattr(
-                f"tidegate.jobs.spark.{module}.{limit}",
-                3 if limit == "RANGE_ROWS" else 0,
-            )
+    """Tasks that merge buckets of keys give what the driver gives for few rows."""
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", 5)
     run_case(session, tmp_path, seed=1, epochs=2)
 
 

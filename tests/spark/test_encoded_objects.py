@@ -112,7 +112,6 @@ class EncodedPair(Pair):
         self.ordinals[member] = ordinal + 1
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("form", sorted(ENCODERS))
 def test_tasks_decode_what_the_oracle_decodes(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
@@ -137,7 +136,6 @@ def test_tasks_decode_what_the_oracle_decodes(
     assert pair.table("w")
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("mode", ["ordered", "pass_through"])
 @pytest.mark.parametrize("form", ["avro", "csv", "json", "orc"])
 def test_tasks_write_events_of_objects_that_they_decode(
@@ -168,7 +166,6 @@ def rows_at(*seconds: int) -> Rows:
     return [{"t": s * SECOND, "kind": None, "k": "x", "n": 1, "v": 0.5} for s in seconds]
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("form", ["csv", "json"])
 def test_rows_that_cannot_be_decoded_are_dead_letters(
     session: SparkSession, tmp_path: Path, form: str
@@ -186,7 +183,6 @@ def test_rows_that_cannot_be_decoded_are_dead_letters(
     assert [(row["_seq"], row["reason"]) for row in dead] == [(2, "bad_value"), (3, "bad_value")]
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_an_object_that_turns_out_damaged_is_named(session: SparkSession, tmp_path: Path) -> None:
     """The engine makes a dead letter of it, unless it has changed since it was planned."""
     pair = EncodedPair(session, tmp_path, format="avro")

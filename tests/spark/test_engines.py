@@ -17,7 +17,10 @@ from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.rows.row_texts import write_row_texts
 from tidegate.jobs.rules.aggregates import Aggregation, list_spark_arguments
 from tidegate.jobs.rules.duck_frame import DuckFrame, group_rows, open_database
-from tidegate.jobs.rules.native_support import explain_spark_rows, explain_spark_window
+from tidegate.jobs.rules.native_support import (
+    explain_spark_aggregates,
+    explain_unproven_expressions,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +58,7 @@ def test_extremes_of_doubles_are_those_of_spark(session: SparkSession) -> None:
         ({"revisions": "delta", "lateness": "5s"}, None),
         ({"kind": "session", "size": None, "gap": "5s"}, None),
         ({"aggregates": {"twice": "sum(n * 2)"}}, None),
-        ({"zero_rows": True, "keys": ["k"]}, "zero_rows"),
+        ({"zero_rows": True, "keys": ["k"]}, None),
         ({"keys": ["v"]}, None),
         ({"aggregates": {"top": "max(v)"}}, None),
         ({"aggregates": {"last": "sql(max_by(n, t))"}}, "sql is Spark's own"),
@@ -72,18 +75,18 @@ def test_the_reason_for_spark_sql_is_named(window: dict[str, Any], reason: str |
     """What is not proven equal is left to Spark SQL, with one sentence."""
     base = {"kind": "tumbling", "size": "10s", "aggregates": {"n": "count(*)"}}
     spec = spec_of(windows={"w": {**base, **window}})
-    assert explain_spark_window(spec, "w") == reason
-    assert explain_spark_rows(spec) is None
+    assert explain_spark_aggregates(spec) == (reason and f"window w: {reason}")
+    assert explain_unproven_expressions(spec) is None
 
 
 @pytest.mark.unit
 def test_only_unproven_row_rules_leave_a_pipeline_to_spark_sql() -> None:
     """The reason names source and expression."""
     spec = spec_of({"a": {"rules": {"positive": {"predicate": "n > 0"}}}, "b": {}})
-    assert explain_spark_rows(spec) is None
+    assert explain_unproven_expressions(spec) is None
     spec = spec_of({"a": {"rules": {"named": {"predicate": "k rlike 'x'"}}}, "b": {}})
     reason = "source a: k RLIKE 'x' is not proven equal in DuckDB"
-    assert explain_spark_rows(spec) == reason
+    assert explain_unproven_expressions(spec) == reason
 
 
 @pytest.mark.unit
@@ -148,7 +151,7 @@ def _fold_numbers(aggregate: str) -> pa.Table:
     window = {"kind": "tumbling", "size": "10s", "aggregates": {"s": aggregate}}
     aggregation = Aggregation(spec_of(windows={"w": window}), "w")
     rows = pa.table({"n": [2**62, 2**62], "_ws": [0, 0], "_we": [10, 10]})
-    return aggregation.aggregate_rows(DuckFrame.from_table(rows), 0, 1).toArrow()
+    return aggregation.fold_rows(DuckFrame.from_table(rows)).toArrow()
 
 
 @pytest.mark.unit

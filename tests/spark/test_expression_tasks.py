@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F  # noqa: N812
 
-from tests.spark.agreement import SECOND, Pair, Side, rows_of, spec_of, table_of
+from tests.spark.agreement import SECOND, Pair, difference, rows_of, same, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
-from tidegate.jobs.spark import expression_tasks, late_sessions, mover, python_tasks, task_epochs
+from tidegate.jobs.spark import expression_tasks, late_sessions, python_tasks, task_epochs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +35,11 @@ RULES = {
     "small": {"predicate": "abs(n) < 5", "severity": "drop"},
     "even": {"predicate": "abs(n) % 2 = 0"},
     "low": {"predicate": "abs(v) <= 9.5", "severity": "warn"},
+}
+PROVEN_RULES = {
+    "known": {"predicate": "k in ('x', 'y')", "severity": "quarantine"},
+    "small": {"predicate": "n < 4", "severity": "drop"},
+    "low": {"predicate": "v <= 9.5", "severity": "warn"},
 }
 UNPROVEN: dict[str, dict[str, Any]] = {
     "where": {"where": "upper(k) in ('X', 'Y')"},
@@ -63,7 +72,7 @@ SPARK_AGGREGATES = {
     "all": "collect(abs(n))",
     "kinds": "distinct(v)",
     "top": "max(abs(v))",
-    "own": "sql(max_by(n, t) + count_if(v > 1))",
+    "own": "sql(max(n) + count_if(v > 1))",
 }
 
 
@@ -71,7 +80,7 @@ LETTER = ("reason", "detail", "object", "row", "_source", "_partition", "_seq")
 
 
 @pytest.fixture
-def _only_expression_tasks(only_tasks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def _only_expression_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark SQL evaluates the rows of every cut, between Python tasks."""
     monkeypatch.delattr(python_tasks, "run_read_job")
 
@@ -112,7 +121,6 @@ def read_letters(pair: Pair) -> list[dict[str, Any]]:
     return letters
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("what", [*UNPROVEN, "cast"])
 def test_tasks_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -135,19 +143,19 @@ def test_tasks_agree_with_the_oracle(
     assert len(pair.table("events")) > 20
 
 
-@pytest.mark.parametrize("what", [*UNPROVEN, "cast"])
-def test_tasks_agree_with_spark_sql(
+@pytest.mark.parametrize("what", ["plain", "rules", "cast"])
+def test_duckdb_agrees_with_spark_sql(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """Each row of each table, with the texts of dead letters, on both ways of Spark SQL."""
-    source = UNPROVEN.get(what, {})
+    """Each row of each table, with the texts of dead letters, whichever evaluates the rows."""
+    source = {"rules": PROVEN_RULES} if what == "rules" else {}
     spec = spec_of({"a": source, "b": source}, windows=WINDOWS, name=f"p_{what}")
     found = []
-    for native in (True, False):
-        pair = Pair(spec, session, tmp_path / str(native), native=native)
+    for by_spark in (True, False):
+        pair = Pair(spec, session, tmp_path / str(by_spark))
         with monkeypatch.context() as patched:
-            if native:
-                patched.delattr(mover, "survey_cut")
+            if by_spark:
+                patched.setattr(task_epochs, "explain_spark_expressions", lambda *_: "a test")
             run_to_end(pair, random.Random(what), 3)
         tables = {name: pair.table(name) for name in ("events", "late", "w")}
         counters = [moved.counters for moved in pair.sides["spark"].moved]
@@ -155,25 +163,70 @@ def test_tasks_agree_with_spark_sql(
     assert found[0] == found[1]
 
 
-@pytest.mark.long
-def test_aggregates_of_spark_agree_with_spark_sql(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("most", [500_000, 4], ids=["driver", "tasks"])
+def test_aggregates_of_spark_are_those_of_a_query(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Their arguments are computed between the tasks, and either way goes on from any state."""
+    """Whatever Spark SQL computes of them, over all rows of a window at once."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
-    own = {"keys": ["v"], "aggregates": SPARK_AGGREGATES, "lateness": "4s"}
-    windows = {
-        "w": {**own, "kind": "sliding", "size": "20s", "slide": "10s", "emit": "each_epoch"},
-        "s": {**own, "kind": "session", "gap": "3s"},
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    keys = ["v"] if most == 4 else []
+    window = {"kind": "tumbling", "size": "10s", "keys": keys, "aggregates": SPARK_AGGREGATES}
+    base = {"lag": "1000s"}
+    pair = Pair(spec_of({"a": base, "b": base}, windows={"w": window}), session, tmp_path)
+    pair.sides["reference"] = pair.sides["spark"]  # the oracle has no Spark SQL
+    draw = random.Random("aggregates")
+    for epoch in range(3):
+        put_rows(pair, draw, epoch)
+        move_alone(pair, epoch * SECOND)
+    for _ in range(2):
+        move_alone(pair, 9000 * SECOND, done=True)
+    calls = {
+        name: call.removeprefix("sql(")[:-1] if call.startswith("sql(") else call
+        for name, call in SPARK_AGGREGATES.items()
     }
-    spec = spec_of(windows=windows)
-    pair = Pair(spec, session, tmp_path / "tasks")
-    monkeypatch.setattr(pair.spark, "_move_scanned", None)
-    # The oracle has no Spark SQL.
-    other = mover.SparkMover(pair.store, spec, tmp_path / "sql", session=session, native=False)
-    pair.sides["reference"] = Side(other, "reference")
-    run_to_end(pair, random.Random("aggregates"), 3)
-    assert len(pair.table("s")) > 10
+    calls |= {
+        "texts": "approx_count_distinct(v)",
+        "first": "sort_array(collect_list(struct(t, _so, _partition, _seq, concat(k, _source) as x)))[0].x",
+        "all": "transform(sort_array(collect_list(if(n is null, null, struct(t, _so, _partition,"
+        " _seq, abs(n) as x)))), r -> r.x)",
+        "kinds": "count(distinct v)",
+    }
+    files = [ref for m in pair.sides["spark"].moved for ref in m.files.get("events", ())]
+    rows = pa.concat_tables(
+        pq.read_table(pair.store.local_path(ref.key), partitioning=None) for ref in files
+    )
+    frame = session.createDataFrame(rows).selectExpr("*", "if(_source = 'a', 0, 1) AS _so")
+    frame = frame.selectExpr("*", "unix_micros(t) - pmod(unix_micros(t), 10000000L) AS start")
+    wanted = frame.selectExpr("* except (v)", "v + 0.0 AS v").groupBy("start", *keys)
+    found = wanted.agg(*(F.expr(call).alias(name) for name, call in calls.items())).toArrow()
+    expected = [
+        {**row, "start": datetime.fromtimestamp(row["start"] / SECOND, UTC)}
+        for row in found.to_pylist()
+    ]
+    results = [
+        {"start": row["window_start"], **{name: row[name] for name in (*keys, *calls)}}
+        for row in pair.table("w")
+    ]
+    pairs = [
+        sorted(own, key=lambda row: repr((row["start"], row.get("v"))))
+        for own in (results, expected)
+    ]
+    assert same(*pairs), difference("w", *pairs)
+    assert len(results) > 3
+
+
+def move_alone(pair: Pair, now: int, *, done: bool = False) -> None:
+    """An epoch of the Spark mover, over everything that waits."""
+    members = sorted({*pair.waiting, *pair.ordinals})
+    cut = Cut(tuple(pair._slice(m, done=done, blocked=False) for m in members))
+    surveyed = pair._survey("spark", cut)
+    decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=now))
+    pair.epoch += 1
+    pair._move("spark", surveyed, decision)
+    pair.state = decision.after
+    for piece in cut.slices:
+        pair._consume(piece)
 
 
 @pytest.mark.usefixtures("_only_expression_tasks")
@@ -203,7 +256,6 @@ def test_rows_of_purged_sessions_are_evaluated_again(
     assert [(row["k"], row["n"]) for row in late] == [("X", 1), ("X", 1)]
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_values_are_cast_and_judged_by_spark_sql(session: SparkSession, tmp_path: Path) -> None:
     """Wherever DuckDB is not proven to cast as Spark SQL does, a bad value costs its row only."""
     window = {**WINDOWS["w"], "keys": [], "aggregates": {"rows": "count(*)"}}
@@ -258,7 +310,6 @@ def test_an_expression_that_fails_ends_the_epoch(session: SparkSession, tmp_path
         pair._survey("spark", cut_of(pair))
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize(
     ("window", "error"), [("count(*)", None), ("sum(n * n)", "Overflow in multiplication")]
 )

@@ -59,7 +59,6 @@ def other_process() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_connect_server_gives_the_tables_of_a_classic_session(
     session: SparkSession,
@@ -83,7 +82,6 @@ def test_a_connect_server_gives_the_tables_of_a_classic_session(
     assert files == count_late_files(pair)
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("odd", [[], [message(1, n="x"), b"{"]], ids=["plain", "odd"])
 def test_hosts_of_a_server_read_topics_with_settings_of_their_own(
     session: SparkSession,
@@ -105,7 +103,7 @@ def test_hosts_of_a_server_read_topics_with_settings_of_their_own(
     far = near.model_copy(update={"spark": SparkSpec(master=server)})
     cut = plan_cut(near, {0: (0, 30 + len(odd))})
     there = other_process.submit(_run_with_variable, far, tmp_path / "far", cut).result()
-    members, moved = run_epoch(near, session, tmp_path / "near", cut, in_tasks=True)
+    members, moved = run_epoch(near, session, tmp_path / "near", cut)
     assert there == (members, moved.counters)
     kafka["options"]["client.id"] = "env:NOT_SET"
     other = topic_spec(broker.servers, kafka=kafka)

@@ -174,7 +174,7 @@ def test_values_are_what_their_texts_would_be(
     as_values = rows(session, given, **own)
     # In a batch of its own no message is left to Spark because of the others.
     session.conf.set(_BATCH, "1")
-    in_bulk = rows(session, given, plain=tmp_path, **own)
+    in_bulk = rows(session, given, plain=True, **own)
     session.conf.unset(_BATCH)
     monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
     as_texts = rows(session, given, **own)

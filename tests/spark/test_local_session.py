@@ -20,12 +20,12 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.rows import batch_reading
 from tidegate.jobs.rows.event_files import RANGE_BYTES
 from tidegate.jobs.rows.slice_scan import MOST_CELLS
+from tidegate.jobs.sealed_queries.s3a_settings import build_s3a_settings
 from tidegate.jobs.spark import shared_store, task_events
 from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
 from tidegate.jobs.spark.python_tasks import prepare_context
 from tidegate.jobs.spark.shared_store import require_shared_store
 from tidegate.jobs.spark.spark_session import _SETTINGS, SparkSessions
-from tidegate.jobs.spark.staging import build_s3a_settings
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
 WINDOWS = {
@@ -176,7 +176,9 @@ def test_a_folder_that_the_hosts_do_not_share_is_refused(
 def test_spark_sql_is_refused_by_the_name_of_what_it_needs(tmp_path: Path) -> None:
     """So a test that leaves the kernel fails, instead of computing something else."""
     session: Any = LocalSession()
-    pair = Pair(spec_of(windows=WINDOWS), session, tmp_path, native=False)
-    pair.put("a", [row(1)])
+    name, window = next(iter(WINDOWS.items()))
+    windows = {name: {**window, "aggregates": {"middle": "sql(percentile(v, 0.5))"}}}
+    pair = Pair(spec_of(windows=windows), session, tmp_path)
+    pair.put("a", [row(1), row(90)])
     with closing(pair.spark), pytest.raises(AttributeError, match="LocalSession"):
         pair.run(0, done=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
+from tidegate.errors import PoisonError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.eventtime.decision_types import Member
@@ -51,21 +53,16 @@ def test_ordered_release_late_rows_and_revisions(session: SparkSession, tmp_path
     assert any(row["revision"] == 1 for row in pair.table("w"))
 
 
-@pytest.mark.parametrize("rows_in", ["driver", "spark", "tasks"])
 def test_rows_that_waited_leave_without_a_column_added_since(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in: str
+    session: SparkSession, tmp_path: Path
 ) -> None:
-    """Segments from before and after the change leave together, on every path."""
-    if rows_in == "tasks":
-        for module in ("epoch_context", "late_and_dead_rows"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
-    native = rows_in == "driver"
+    """Segments from before and after the change leave together."""
     source = {"schema": {"t": "timestamp", "k": "string"}, "lag": "20s"}
-    pair = Pair(spec_of({"a": source}), session, tmp_path, native=native)
+    pair = Pair(spec_of({"a": source}), session, tmp_path)
     pair.put("a", [{"t": s * SECOND, "k": "x"} for s in (3, 1)])
     pair.run(0)
     source["schema"] = {"t": "timestamp", "k": "string", "v": "double"}
-    wider = Pair(spec_of({"a": source}), session, tmp_path, native=native)
+    wider = Pair(spec_of({"a": source}), session, tmp_path)
     wider.ordinals, wider.state, wider.epoch = pair.ordinals, pair.state, pair.epoch
     for name, side in wider.sides.items():
         side.segments = pair.sides[name].segments
@@ -89,14 +86,8 @@ def test_an_empty_object_hides_none_behind_it(session: SparkSession, tmp_path: P
     assert spark.counters.released == 2
 
 
-@pytest.mark.parametrize("small", [20_000, 0], ids=["driver", "tasks"])
-def test_times_of_twelve_bytes_are_instants(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: int
-) -> None:
-    """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach, whoever
-    reads it.
-    """
-    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", small)
+def test_times_of_twelve_bytes_are_instants(session: SparkSession, tmp_path: Path) -> None:
+    """INT96, as older Spark writes it, is UTC, also in years that nanoseconds do not reach."""
     pair = Pair(spec_of({"a": {"lag": "0"}}, release={"mode": "pass_through"}), session, tmp_path)
     far = datetime(2900, 1, 1, tzinfo=UTC)
     rows = table_of([{"t": s * SECOND + 1, "k": "x"} for s in (1, 3, int(far.timestamp()))])
@@ -107,15 +98,10 @@ def test_times_of_twelve_bytes_are_instants(
     assert sorted(row["t"] for row in pair.table("events"))[-1] == far.replace(microsecond=1)
 
 
-@pytest.mark.parametrize("rows_in", ["driver", "spark", "tasks"])
 def test_sources_may_keep_the_event_time_in_different_columns(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_in: str
+    session: SparkSession, tmp_path: Path
 ) -> None:
-    """Events and late rows carry `_event_time`, and files name its extent, on every path."""
-    if rows_in == "tasks":
-        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-        for module in ("epoch_context", "late_and_dead_rows"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
+    """Events and late rows carry `_event_time`, and files name its extent."""
     schema = {"t": "timestamp", "u": "timestamp", "v": "long"}
     sources = {
         name: {"schema": schema, "event_time": column, "lag": "0"}
@@ -124,7 +110,7 @@ def test_sources_may_keep_the_event_time_in_different_columns(
     window = {**TUMBLING, "keys": [], "aggregates": {"rows": "count(*)", "top": "max(u)"}}
     adjusted = {**window, "on_late": "adjust"}
     spec = spec_of(sources, windows={"w": window, "x": adjusted})
-    pair = Pair(spec, session, tmp_path, native=rows_in == "driver")
+    pair = Pair(spec, session, tmp_path)
     for number, seconds in enumerate(((1, 5), (40, 41), (3, 42))):
         for source, (own, other) in {"a": ("t", "u"), "b": ("u", "t")}.items():
             times = {own: list(seconds), other: [-s for s in seconds]}
@@ -164,6 +150,57 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
         pair.state = decision.after
         pair._consume(cut.slices[0])
     assert [(row["middle"], row["pairs"], row["rows"]) for row in pair.table("w")] == [(2.0, 6, 3)]
+
+
+def move_alone(pair: Pair, now: int, *, done: bool = False) -> None:
+    """An epoch of the Spark mover over everything that waits; the oracle has no Spark SQL."""
+    members = sorted({*pair.waiting, *pair.ordinals})
+    cut = Cut(tuple(pair._slice(m, done=done, blocked=False) for m in members))
+    surveyed = pair._survey("spark", cut)
+    decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=now))
+    pair.epoch += 1
+    pair._move("spark", surveyed, decision)
+    pair.state = decision.after
+    for piece in cut.slices:
+        pair._consume(piece)
+
+
+def test_rows_that_are_kept_lack_a_column_added_since(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """It is null in them for `sql(...)`, also where no new row comes."""
+    window = {**TUMBLING, "aggregates": {"most": "sql(max(v))"}}
+    schema = {name: kind for name, kind in COLUMNS.items() if name != "kind"}
+    pair = Pair(spec_of({"a": {"schema": schema}}, windows={"w": window}), session, tmp_path)
+    pair.sides["reference"] = pair.sides["spark"]
+    pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}])
+    move_alone(pair, 0)
+    wider = Pair(spec_of({"a": {}}, windows={"w": window}), session, tmp_path)
+    wider.sides["reference"] = wider.sides["spark"]
+    wider.ordinals, wider.state, wider.epoch = pair.ordinals, pair.state, pair.epoch
+    wider.sides["spark"].segments = pair.sides["spark"].segments
+    move_alone(wider, SECOND, done=True)
+    assert [row["most"] for row in wider.table("w")] == [0.5]
+
+
+@pytest.mark.parametrize("most", [500_000, 0], ids=["driver", "tasks"])
+def test_a_sum_of_decimals_that_overflows_ends_the_driver_by_name(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Each epoch fits by itself; no traceback is shown, and no task is tried again."""
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    window = {**TUMBLING, "aggregates": {"sum": "sum(d)"}}
+    schema = {"t": "timestamp", "k": "string", "d": "decimal(38,0)"}
+    pair = Pair(spec_of({"a": {"schema": schema}}, windows={"w": window}), session, tmp_path)
+    pair.sides["reference"] = pair.sides["spark"]
+    times = pa.array([SECOND], pa.int64()).cast(TIMESTAMP)
+    large = pa.array([Decimal("9" * 38)], pa.decimal128(38, 0))
+    for _ in range(2):
+        pair.put("a", pa.table({"t": times, "k": ["x"], "d": large}))
+        move_alone(pair, 0)
+    with pytest.raises(PoisonError) as ended:
+        move_alone(pair, SECOND, done=True)
+    assert ended.value.code == "spark.failed"
 
 
 def test_zero_rows_of_a_long_gap_wait_at_no_cost(session: SparkSession, tmp_path: Path) -> None:
@@ -292,10 +329,10 @@ def test_windows_fire_while_they_are_open(session: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize("emit", ["close", "each_epoch", "complete"])
-def test_what_the_driver_merges_is_what_spark_merges(
+def test_what_the_driver_merges_is_what_the_oracle_merges(
     session: SparkSession, tmp_path: Path, emit: str
 ) -> None:
-    """Simple aggregates are merged without a Spark job.
+    """Few rows are merged without a Spark job.
 
     Results, revisions and nulls are the reference's, under any `emit`.
     """

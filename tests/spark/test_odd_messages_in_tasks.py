@@ -14,7 +14,6 @@ from tests.spark.agreement import COLUMNS
 from tests.spark.topic_epochs import read_rows, run_epoch
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import cut_division
-from tidegate.jobs.spark import mover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,19 +29,17 @@ def compare_ways(
     spec: Any,
     bounds: dict[int, tuple[int, int]],
 ) -> tuple[int, int]:
-    """Read a cut by the driver and by tasks; return the numbers of events and dead letters."""
+    """Read a cut by Spark SQL and by tasks; return the numbers of events and dead letters."""
     cut = plan_cut(spec, bounds)
-    by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
-    monkeypatch.setattr(mover, "open_cut", None)
-    monkeypatch.setattr("tidegate.jobs.spark.kafka_staging.KafkaStager.stage_ranges", None)
-    by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
-    assert by_tasks[0] == by_driver[0]
-    assert by_tasks[1].counters == by_driver[1].counters
+    by_spark = run_epoch(spec, session, tmp_path / "spark", cut, by_spark=True)
+    by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut)
+    assert by_tasks[0] == by_spark[0]
+    assert by_tasks[1].counters == by_spark[1].counters
     sizes = []
     for table, order in (("events", "position"), ("dead_letters", "_seq")):
         found, wanted = (
             read_rows(one[1], tmp_path / way, table, order) if table in one[1].files else []
-            for way, one in (("tasks", by_tasks), ("driver", by_driver))
+            for way, one in (("tasks", by_tasks), ("spark", by_spark))
         )
         assert repr(found) == repr(wanted)
         sizes.append(len(found))
@@ -110,4 +107,4 @@ def test_schemas_that_cannot_be_used(
     ):
         cut = plan_cut(spec, {0: (end - 1, end)})
         with pytest.raises(kind, match=words):
-            run_epoch(spec, avro, tmp_path / str(end), cut, in_tasks=True)
+            run_epoch(spec, avro, tmp_path / str(end), cut)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark]
 
 _SCHEMA = {"t": "timestamp", "k": "string", "x": "timestamp"}
+ONLY_SPARK = "t is not null -- a comment, which DuckDB is not given"
 _TICKS = [0, 1, 2, 3]
 
 
@@ -33,26 +34,17 @@ def _run(pair: Pair, columns: dict[str, Any]) -> list[int]:
     return sorted(row["_seq"] for row in dead)
 
 
-@pytest.mark.parametrize(
-    ("native", "small"), [(True, None), (False, None), (False, 0)], ids=["driver", "few", "many"]
-)
+@pytest.mark.parametrize("where", [None, ONLY_SPARK], ids=["duckdb", "spark"])
 @pytest.mark.parametrize("kind", ["text", "far", "local"])
 def test_an_odd_value_costs_its_row(
-    session: SparkSession,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    native: bool,
-    small: int | None,
+    session: SparkSession, tmp_path: Path, kind: str, where: str | None
 ) -> None:
     """A text that is not UTF-8, a time beyond microseconds, a local time that is skipped.
 
     Of a local time that occurs twice the earlier instant is meant.
     """
-    if small is not None:
-        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", small)
-    source = {"schema": _SCHEMA, "timezone": "Europe/Berlin"}
-    pair = Pair(spec_of({"a": source}), session, tmp_path, native=native)
+    source = {"schema": _SCHEMA, "timezone": "Europe/Berlin", "where": where}
+    pair = Pair(spec_of({"a": source}), session, tmp_path)
     texts, times = pa.array(["a", "b", "c", "d"]), _times([0] * 4)
     half_past_two = [1_711_852_200, 1_729_996_200]  # in Berlin: skipped, and twice
     odd = {
@@ -69,18 +61,3 @@ def test_an_odd_value_costs_its_row(
     assert [row["_seq"] for row in events] == [0, 2]
     if kind == "local":
         assert events[1]["x"].timestamp() == half_past_two[1] - 7200
-
-
-def test_spark_reads_good_times_of_milliseconds(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only objects with a time that is too far, or that say nothing of theirs, take the other way."""
-    from tidegate.jobs.spark import cut_reader
-
-    monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-    monkeypatch.delattr(cut_reader, "read_parts")
-    pair = Pair(spec_of({"a": {"schema": _SCHEMA}}), session, tmp_path, native=False)
-    times = {"t": _times(_TICKS, "ms"), "x": pa.nulls(4, pa.timestamp("ms", "UTC"))}
-    pair.put("a", pa.table({**times, "k": ["a"] * 4}))
-    pair.run(SECOND, done=True)
-    assert len(pair.table("events")) == 4

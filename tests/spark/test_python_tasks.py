@@ -23,10 +23,11 @@ from tests.scheduling import sample_in_ci
 from tests.spark.agreement import SECOND, Pair, rows_of, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.store import PreconditionFailedError, Store
-from tidegate.errors import PoisonError
+from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.engine.arrow_tables import encode_parquet
 from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
@@ -132,7 +133,6 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("seed", sample_in_ci(range(6), 2))
 def test_tasks_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -174,7 +174,6 @@ def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
     pair.run(300 * SECOND, done=True)
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("seed", sample_in_ci(range(12), 4))
 def test_events_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -196,7 +195,6 @@ def test_events_agree_with_the_oracle(
     feed_events(pair, draw)
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("on_late", ["side_output", "emit_flagged", "drop"])
 def test_events_in_exact_order_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_late: str
@@ -226,7 +224,6 @@ def feed_events(pair: Pair, draw: random.Random) -> None:
             assert "part-" in ref.key
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_each_job_reports_its_tasks(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +245,6 @@ def test_each_job_reports_its_tasks(
     assert os.getpid() not in {t["pid"] for t in job["tasks"]}
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_a_task_that_writes_several_files_reports_once(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,7 +262,6 @@ def test_a_task_that_writes_several_files_reports_once(
     assert (task["task"], task["rows"]) == (0, 6)
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_two_pipelines_of_a_session_take_their_own_answers(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +282,6 @@ def test_two_pipelines_of_a_session_take_their_own_answers(
     assert [sum(ref.rows for ref in one.segments) for one in moved] == [1, 1]
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_late_rows_are_written_once_by_a_task_that_runs_twice(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +306,6 @@ def test_late_rows_are_written_once_by_a_task_that_runs_twice(
     assert late.min_time == late.max_time == 2 * SECOND
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_sums_of_doubles_do_not_depend_on_who_runs_the_tasks(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +361,6 @@ def test_late_rows_under_error_name_the_first_one(session: SparkSession, tmp_pat
         pair._move("spark", surveyed, decision)
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("on_bad", ["dead_letter", "fail"])
 def test_dead_rows_are_letters_or_refused(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad: str
@@ -401,7 +393,6 @@ def test_dead_rows_are_letters_or_refused(
     }
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_values_are_cast_and_judged_by_tasks(session: SparkSession, tmp_path: Path) -> None:
     """What does not fit is a dead letter, wherever DuckDB is proven to cast as Spark SQL does."""
     aggregates = {f"high_{name}": f"max({name})" for name in ("s", "i", "l", "y", "m", "w")}
@@ -422,7 +413,6 @@ def test_values_are_cast_and_judged_by_tasks(session: SparkSession, tmp_path: Pa
     assert result["rows"] == sum(map(len, proven)) - moved.counters.dead_lettered
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_a_rule_that_stops_the_epoch_names_its_first_row(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -439,7 +429,6 @@ def test_a_rule_that_stops_the_epoch_names_its_first_row(
         pair._survey("spark", pair_cut(pair))
 
 
-@pytest.mark.usefixtures("only_tasks")
 def test_corrupt_objects_of_all_units_are_named(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,21 +452,22 @@ def pair_cut(pair: Pair) -> Any:
     return Cut(tuple(pair._slice(m, done=False, blocked=False) for m in sorted(pair.waiting)))
 
 
-@pytest.mark.usefixtures("only_tasks")
-def test_many_partial_aggregates_go_by_way_of_the_store(
+def test_large_partials_go_by_way_of_the_store(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark bounds what tasks send."""
+    """Tasks merge them then, and nothing of them stays."""
     monkeypatch.setattr(task_epochs, "SENT_BYTES", 1)
     pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
     pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}, {"t": 20 * SECOND, "k": "x", "v": 0.25}])
     pair.put("b", [{"t": 30 * SECOND, "k": "x", "v": 0.5}])
     pair.run(0)
+    pair.put("a", [{"t": t * SECOND, "k": "x", "v": 0.5} for t in (25, 26)])
+    pair.run(SECOND)
     pair.run(2 * SECOND, done=True)
     assert pair.table("w")
+    assert not [entry.key for entry in pair.store.list_objects("") if "partials" in entry.key]
 
 
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("mode", ["ordered", "pass_through"])
 def test_times_of_all_years_are_taken(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -557,22 +547,19 @@ def test_tasks_read_a_bucket_as_planned(
         assert isinstance(changed.error, PreconditionFailedError)
 
 
-def test_a_cluster_without_tidegate_keeps_spark_sql(
+def test_a_cluster_without_tidegate_is_refused(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its hosts may have Spark's own image; the driver says so and goes on."""
+    """Its hosts may have Spark's own image; the error names what to bring."""
 
     def fail_to_import(*_: Any) -> None:
         raise PySparkException("ModuleNotFoundError: No module named 'tidegate'")
 
     monkeypatch.setattr(python_tasks, "start_workers", fail_to_import)
-    pair = Pair(spec_with({"w": WINDOW}), session, tmp_path)
-    assert pair.spark._in_tasks
-    monkeypatch.setattr(pair.spark, "_in_tasks", pair.spark._has_python_workers())
-    pair.put("a", [{"t": t * SECOND, "k": "x", "v": 0.5} for t in (1, 30)])
-    with monkeypatch.context() as patched:
-        patched.setattr(mover, "survey_in_tasks", None)
-        pair.run(0)
+    monkeypatch.setattr(mover, "open_session", lambda _: session)
+    with pytest.raises(ConfigurationError, match="tidegate pack") as refused:
+        mover.SparkMover(LocalStore(tmp_path), spec_with({"w": WINDOW}), tmp_path / "work")
+    assert refused.value.code == "spark.no_python_workers"
 
 
 # A worker that waits for a task when the JVM goes, as `pyspark.daemon` runs it.

@@ -1,11 +1,7 @@
-"""Rows of a staged cut that are read by the driver.
-
-Which ones, and what happens when they cannot be read.
-"""
+"""Rows of a slice: which ones, and what happens when they cannot be read."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +16,10 @@ from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.rows.member_scan import MemberScan
 from tidegate.jobs.rows.slice_reading import CutPart, unreadable_objects_error
+from tidegate.jobs.rows.slice_scan import keep_data_rows, scan_slice
 from tidegate.jobs.sources.kafka_source import KafkaSource
-from tidegate.jobs.spark.cut_reader import CutFrame, count_bytes
-from tidegate.jobs.spark.cut_survey import (
-    NATIVE_CELLS,
-    MemberScans,
-    has_room_in_driver,
-    survey_cut,
-)
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 
@@ -76,9 +67,7 @@ def test_rows_of_a_range_that_begins_anywhere(tmp_path: Path) -> None:
         columns=tuple(planned["columns"].items()),
         **{name: planned[name] for name in fields},
     )
-    staged = CutFrame(cut, (part,), lambda: None, 100, file.parent)
-    found = survey_cut(staged, spec, create_initial_state(spec), native=True).rows
-    assert found is not None
+    _, found = scan_slice(spec, cut, [part], 0, create_initial_state(spec))
     assert found["_seq"].to_pylist() == offsets.to_pylist()
     assert found["n"].to_pylist() == list(range(6))
 
@@ -93,26 +82,16 @@ def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
     assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)
 
 
-def test_columns_that_are_read_and_not_selected_need_memory_too() -> None:
-    """A limit on the selected ones would let the driver read a hundred times as much."""
-    wide = {"t": "timestamp"} | {f"c{n}": "long" for n in range(99)}
-    source = {"schema": wide, "event_time": "t", "lag": "1s", "path": "inbox"}
-    for selected in ({}, {"select": {"t": "t"}}):
-        spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": {**source, **selected}}})
-        assert has_room_in_driver(NATIVE_CELLS // 100, spec)
-        assert not has_room_in_driver(NATIVE_CELLS // 100 + 1, spec)
-
-
-def survey_object(folder: Path, table: pa.Table, **source: Any) -> MemberScans:
-    """What the driver finds in one object of a source, without Spark."""
+def scan_object(folder: Path, table: pa.Table, **source: Any) -> tuple[MemberScan, pa.Table]:
+    """What a task finds in one object of a source, and its rows."""
     base = {"event_time": "t", "lag": "1s", "path": "inbox", **source}
     spec = PipelineSpec.model_validate({"name": "p", "sources": {"a": base}})
     pq.write_table(table, folder / "object")
     columns = tuple((field.name, str(field.type)) for field in table.schema)
     rows = table.num_rows
     part = CutPart(0, "inbox/object", "etag", 0, rows, 0, rows, folder / "object", columns)
-    staged = CutFrame(Cut((Slice(Member("a"), 0, rows),)), (part,), lambda: None, rows, folder)
-    return survey_cut(staged, spec, create_initial_state(spec), native=True)
+    cut = Cut((Slice(Member("a"), 0, rows),))
+    return scan_slice(spec, cut, [part], 0, create_initial_state(spec))
 
 
 @pytest.mark.parametrize(("marks", "kind"), [([None, 1], "1"), ([None, True], "true")])
@@ -121,7 +100,7 @@ def test_the_column_of_kinds_may_have_any_type(tmp_path: Path, marks: list[Any],
     rows = pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "mark": pa.array(marks)})
     schema = {"t": "timestamp", "mark": "long" if kind == "1" else "boolean"}
     barriers = {"kind": "mark", "types": [kind]}
-    (found,) = survey_object(tmp_path, rows, schema=schema, barriers=barriers).survey.members
+    found = scan_object(tmp_path, rows, schema=schema, barriers=barriers)[0].survey
     assert found.rows == 1
     assert found.barrier is not None
     assert found.barrier.type == kind
@@ -138,31 +117,13 @@ def test_nested_columns_that_nothing_names_need_no_jvm(tmp_path: Path) -> None:
         }
     )
     nested = {"who": "struct<name: string>", "tags": "array<string>"}
-    found = survey_object(
+    found, own = scan_object(
         tmp_path,
         rows,
         schema={"at": "timestamp", "n": "long", **nested},
         select={"t": "at", "n": "n"},
         where="n > 0",
     )
-    assert (found.survey.members[0].rows, found.survey.members[0].dead) == (1, 1)
-    assert found.rows is not None
-    assert found.rows.select(["t", "n"]).equals(
-        rows.select(["at", "n"]).rename_columns(["t", "n"])[:1]
-    )
-
-
-def test_rows_are_bounded_by_their_bytes_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A few large values need as much memory as many small ones; a part of an object counts less."""
-    rows = pa.table({"t": pa.array([1, 2], pa.timestamp("us", "UTC")), "k": ["x" * 5_000] * 2})
-    schema = {"t": "timestamp", "k": "string"}
-    found = survey_object(tmp_path, rows, schema=schema)
-    assert found.rows is not None
-    whole = found.staged.parts
-    assert 5_000 < count_bytes(whole) < 20_000
-    assert count_bytes([replace(whole[0], row_end=1)]) == count_bytes(whole) // 2
-    monkeypatch.setattr("tidegate.jobs.spark.cut_survey.NATIVE_BYTES", 5_000)
-    found = survey_object(tmp_path, rows, schema=schema)
-    assert (found.rows, found.survey.members[0].rows) == (None, 2)
+    assert (found.survey.rows, found.survey.dead) == (1, 1)
+    data = keep_data_rows(own).select(["t", "n"])
+    assert data.equals(rows.select(["at", "n"]).rename_columns(["t", "n"])[:1])

@@ -1,4 +1,4 @@
-"""Row rules on Spark: the same rows as the oracle, for few rows and for many."""
+"""Row rules on Spark: the same rows as the oracle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.spark.agreement import SECOND, TIMESTAMP, Pair, spec_of
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.driver.spec_checks import judge_with_spark, require_no_mistakes
-from tidegate.jobs.rules.native_support import explain_spark_rows
+from tidegate.jobs.rules.native_support import explain_unproven_expressions
 from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -52,16 +52,9 @@ SELECTED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", ["few", "many", "native"])
-def test_both_movers_judge_alike(
-    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+@pytest.mark.parametrize("is_proven", [False, True], ids=["spark", "duckdb"])
+def test_both_movers_judge_alike(session: SparkSession, tmp_path: Path, is_proven: bool) -> None:
     """Rows, counts and surveys are equal; a source without rules stays as it is."""
-    many = way == "many"
-    if many:
-        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", 0)
-        for module in ("epoch_context", "late_and_dead_rows"):
-            monkeypatch.setattr(f"tidegate.jobs.spark.{module}.FETCH_ROWS", 0)
     draw = random.Random(7)
     marks = {"kind": "kind", "types": ["stop"]}
     selected = {**SELECTED, "rules": {"odd": {"predicate": "n % 2 = 1", "severity": "drop"}}}
@@ -71,7 +64,7 @@ def test_both_movers_judge_alike(
         "c": {**selected, "barriers": marks},
     }
     spec = spec_of(sources, windows={"w": WINDOW})
-    if way == "native":  # without a literal and comments that only Spark knows
+    if is_proven:  # without a literal and comments that only Spark knows
         text = (
             spec.canonical_json()
             .replace(" -- null breaks it", "")
@@ -79,12 +72,12 @@ def test_both_movers_judge_alike(
         )
         text = text.replace("t > timestamp '1970-01-01 00:00:04'", "length(k) = 1 and t = t")
         spec = PipelineSpec.model_validate_json(text)
-    assert (explain_spark_rows(spec) is None) == (way == "native")
-    pair = Pair(spec, session, tmp_path, native=way == "native")
-    for epoch in range(1 if many else 2):  # the plans for many rows take longer
+    assert (explain_unproven_expressions(spec) is None) == is_proven
+    pair = Pair(spec, session, tmp_path)
+    for epoch in range(2):
         for source in sources:
             rows = random_rows(draw, 60)
-            if (epoch, source) == (0 if many else 1, "a"):  # rows behind a barrier wait
+            if (epoch, source) == (1, "a"):  # rows behind a barrier wait
                 rows[50]["kind"] = "stop"
             pair.put(source, rows)
         pair.run(epoch * SECOND)

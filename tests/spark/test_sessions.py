@@ -143,24 +143,13 @@ def test_a_row_at_the_bounds_of_a_live_session_joins_it(
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("only_tasks")
 @pytest.mark.parametrize("seed", sample_in_ci([2, 4], 1))
 def test_sessions_of_spark_tasks_are_those_of_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """In real tasks, beside ordered events; the items are merged by Spark SQL where they are many, on a cluster."""
+    """In real tasks, beside ordered events; the items are merged by tasks where they are many."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
     if seed == 4:
-        monkeypatch.setattr(mover, "runs_on_one_host", lambda _: False)
-        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", 0)
+        monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", 5)
     more = {"release": {"mode": "ordered", "on_late": "side_output"}, "outputs": {"events": True}}
     run_case(session, tmp_path, seed, epochs=4, **more)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-def test_sessions_of_spark_sql_are_those_of_the_oracle(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    """So all three agree on the same pipeline."""
-    run_case(session, tmp_path, 2, epochs=4, native=False)

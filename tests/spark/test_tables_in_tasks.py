@@ -21,7 +21,7 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
-from tidegate.jobs.spark import mover, python_tasks
+from tidegate.jobs.spark import python_tasks
 from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -38,7 +38,6 @@ WINDOW = {
 def use_tasks_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else reads rows, and the process stays as it is."""
     monkeypatch.setattr(python_tasks, "prepare_worker", lambda: None)
-    monkeypatch.delattr(mover, "open_cut")
 
 
 class TablePair(Pair):

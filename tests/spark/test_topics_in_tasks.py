@@ -26,7 +26,6 @@ from tidegate.jobs.rows.dead_messages import explain_dead_message, show_message
 from tidegate.jobs.rows.protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 from tidegate.jobs.sources.errors import CHANGED_WHILE_READ
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.spark import kafka_staging, mover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,19 +58,14 @@ def test_tasks_read_what_the_driver_reads(
         broker.send("t", partition, own)
     spec = topic_spec(broker.servers)
     cut = plan_cut(spec, {partition: (0, len(own)) for partition, own in enumerate(values)})
-    by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
+    by_spark = run_epoch(spec, session, tmp_path / "spark", cut, by_spark=True)
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the driver has read messages")
-
-    monkeypatch.setattr(mover, "open_cut", refuse)
-    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
-    by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
-    assert by_tasks[0] == by_driver[0]
-    assert by_tasks[1].counters == by_driver[1].counters
+    by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut)
+    assert by_tasks[0] == by_spark[0]
+    assert by_tasks[1].counters == by_spark[1].counters
     assert by_tasks[1].counters.dead_lettered == bad
     assert [(s.kind, s.rows) for s in by_tasks[1].segments] == [
-        (s.kind, s.rows) for s in by_driver[1].segments
+        (s.kind, s.rows) for s in by_spark[1].segments
     ]
 
 
@@ -101,18 +95,13 @@ def test_tasks_write_the_events_that_the_driver_writes(
     events = {"release": {"mode": mode}, "outputs": {}}
     spec = topic_spec(broker.servers, events=events, where=where)
     cut = plan_cut(spec, {partition: (0, len(own)) for partition, own in enumerate(values)})
-    _, by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
+    _, by_spark = run_epoch(spec, session, tmp_path / "spark", cut, by_spark=True)
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the driver has read messages")
-
-    monkeypatch.setattr(mover, "open_cut", refuse)
-    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
-    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
-    assert by_tasks.counters == by_driver.counters
+    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut)
+    assert by_tasks.counters == by_spark.counters
     assert by_tasks.counters.dead_lettered == 1
     found = read_events(by_tasks, tmp_path / "tasks")
-    assert found == read_events(by_driver, tmp_path / "driver")
+    assert found == read_events(by_spark, tmp_path / "spark")
     assert [row["position"] for row in found] == list(range(len(found)))
     assert found
 
@@ -145,19 +134,14 @@ def test_tasks_read_the_protobuf_messages_that_the_driver_reads(
     events = {"release": {"mode": "pass_through"}, "outputs": {}}
     spec = topic_spec(broker.servers, kafka=kafka, events=events)
     cut = plan_cut(spec, {0: (0, len(values))})
-    _, by_driver = run_epoch(spec, session, tmp_path / "driver", cut, in_tasks=False)
+    _, by_spark = run_epoch(spec, session, tmp_path / "spark", cut, by_spark=True)
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the driver has read messages")
-
-    monkeypatch.setattr(mover, "open_cut", refuse)
-    monkeypatch.setattr(kafka_staging.KafkaStager, "stage_ranges", refuse)
-    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut, in_tasks=True)
-    assert by_tasks.counters == by_driver.counters
+    _, by_tasks = run_epoch(spec, session, tmp_path / "tasks", cut)
+    assert by_tasks.counters == by_spark.counters
     assert by_tasks.counters.dead_lettered > 2
     for table, order in (("events", "position"), ("dead_letters", "_seq")):
         found = read_rows(by_tasks, tmp_path / "tasks", table, order)
-        assert found == read_rows(by_driver, tmp_path / "driver", table, order)
+        assert found == read_rows(by_spark, tmp_path / "spark", table, order)
         assert found
 
 
@@ -181,7 +165,7 @@ def test_schemas_of_a_registry_are_fetched_once_tasks_have_met_them(
     broker.send("t", 0, values)
     events = {"release": {"mode": "pass_through"}, "outputs": {}}
     found: list[list[Any]] = []
-    for folder in (tmp_path / "driver", tmp_path / "tasks"):
+    for folder in (tmp_path / "spark", tmp_path / "tasks"):
         # Each has a folder of its own: what was fetched stays known to the process.
         (folder / "schemas").mkdir(parents=True)
         for number, schema in ((5, older), (6, newer)):
@@ -189,10 +173,7 @@ def test_schemas_of_a_registry_are_fetched_once_tasks_have_met_them(
         kafka = {"payload": "protobuf", "message": "shop.Row", "registry": f"{folder}/schemas"}
         spec = topic_spec(broker.servers, kafka=kafka, events=events)
         cut = plan_cut(spec, {0: (0, len(values))})
-        in_tasks = folder.name == "tasks"
-        if in_tasks:
-            monkeypatch.setattr(mover, "open_cut", None)
-        _, moved = run_epoch(spec, session, folder, cut, in_tasks=in_tasks)
+        _, moved = run_epoch(spec, session, folder, cut, by_spark=folder.name == "spark")
         tables = ("events", "position"), ("dead_letters", "_seq")
         found.append([moved.counters, *(read_rows(moved, folder, *one) for one in tables)])
     assert found[0] == found[1]
@@ -297,4 +278,4 @@ def test_removed_messages_end_the_attempt(
     cut = plan_cut(spec, {0: (7, 9)})
     wanted: Exception = CHANGED_WHILE_READ(source="a", what="messages of t were removed")
     with pytest.raises(type(wanted), match=r"messages of t were removed"):
-        run_epoch(spec, session, tmp_path, cut, in_tasks=True)
+        run_epoch(spec, session, tmp_path, cut)

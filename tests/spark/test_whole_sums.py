@@ -28,9 +28,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _world(session: SparkSession | None, folder: Path, kind: str, *, native: bool) -> Pair:
+def _world(session: SparkSession, folder: Path, kind: str) -> Pair:
     window = {**_SHAPES[kind], "keys": ["k"], "aggregates": _AGGREGATES}
-    return Pair(spec_of({"a": {}}, windows={"w": window}), session, folder, native=native)
+    return Pair(spec_of({"a": {}}, windows={"w": window}), session, folder)
 
 
 def _put(pair: Pair, numbers: dict[str, int | None]) -> None:
@@ -45,21 +45,17 @@ def _totals(pair: Pair) -> dict[str, int | None]:
 
 
 @pytest.mark.parametrize("kind", _SHAPES)
-@pytest.mark.parametrize(("native", "rows"), [(True, None), (False, None), (False, 0)])
+@pytest.mark.parametrize("most", [500_000, 1], ids=["driver", "tasks"])
 def test_a_sum_that_overflows_ends_no_pipeline(
     session: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    native: bool,
-    rows: int | None,
+    most: int,
 ) -> None:
     """It is null and counted, and comes back when later rows bring it into its range again."""
-    if rows is not None:
-        monkeypatch.setattr("tidegate.jobs.spark.spark_session.SMALL_ROWS", rows)
-        monkeypatch.setattr("tidegate.jobs.spark.epoch_context.FETCH_ROWS", rows)
-        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", rows)
-    pair = _world(session, tmp_path, kind, native=native)
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    pair = _world(session, tmp_path, kind)
     _put(pair, {"over": TICK_MAX, "back": TICK_MAX, "plain": 1, "none": None})
     _put(pair, {"over": 1, "back": 1, "plain": 2, "none": None})
     _put(pair, {"back": -TICK_MAX})
@@ -80,20 +76,17 @@ def _rewrite_as_before(pair: Pair, ref: FileRef) -> FileRef:
 
 
 @pytest.mark.parametrize("kind", _SHAPES)
-@pytest.mark.parametrize(("native", "rows"), [(True, None), (False, None), (False, 0)])
+@pytest.mark.parametrize("most", [500_000, 1], ids=["driver", "tasks"])
 def test_state_of_older_versions_goes_on(
     session: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    native: bool,
-    rows: int | None,
+    most: int,
 ) -> None:
     """Also beside state of this version, and where the sum overflows only now."""
-    if rows is not None:
-        monkeypatch.setattr("tidegate.jobs.spark.epoch_context.FETCH_ROWS", rows)
-        monkeypatch.setattr("tidegate.jobs.spark.tumbling_sliding_windows.MERGE_ROWS", rows)
-    pair = _world(session, tmp_path, kind, native=native)
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    pair = _world(session, tmp_path, kind)
     _put(pair, {"over": TICK_MAX, "plain": 1})
     side = pair.sides["spark"]
     side.segments = tuple(

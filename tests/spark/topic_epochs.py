@@ -1,4 +1,4 @@
-"""Epochs over topics, moved by tasks or by the driver, and their rows."""
+"""Epochs over topics, and their rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.spark.agreement import SECOND
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -15,6 +16,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.sources.input_view import InputView
+from tidegate.jobs.spark import task_epochs
 from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -23,17 +25,22 @@ if TYPE_CHECKING:
 
 
 def run_epoch(
-    spec: PipelineSpec, session: SparkSession, folder: Path, cut: Cut, *, in_tasks: bool
+    spec: PipelineSpec, session: SparkSession, folder: Path, cut: Cut, *, by_spark: bool = False
 ) -> tuple[Any, MoveResult]:
-    """Survey and counters of a first epoch over a cut, by tasks or by the driver."""
+    """Survey and counters of a first epoch over a cut.
+
+    Tasks decode the messages, but for odd ones; `by_spark`: Spark SQL decodes all.
+    """
     store = InputView(LocalStore(folder / "store"), spec, folder / "view")
     found = SparkMover(store, spec, folder / "work", session=session)
-    assert found._in_tasks
-    found._in_tasks = in_tasks
     folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
     state = create_initial_state(spec)
+    topics = frozenset(spec.sources)
     try:
-        surveyed = found.survey(cut, state, folders)
+        with pytest.MonkeyPatch.context() as patched:
+            if by_spark:
+                patched.setattr(task_epochs, "list_undecoded_sources", lambda _: topics)
+            surveyed = found.survey(cut, state, folders)
         decision = decide(spec, state, replace(surveyed.survey, now=SECOND))
         moved = found.move(MoveOrder(cut, decision, (), folders, 0), surveyed)
     finally:

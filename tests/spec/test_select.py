@@ -10,8 +10,8 @@ from tidegate.errors import ConfigurationError
 from tidegate.jobs.driver.spec_checks import find_mistakes
 from tidegate.jobs.rules.native_support import (
     explain_spark_condition,
-    explain_spark_rows,
     explain_spark_value,
+    explain_unproven_expressions,
 )
 from tidegate.jobs.spec.field_rules import ChangeEffect
 from tidegate.jobs.spec.loader import parse_spec
@@ -109,12 +109,14 @@ def test_a_changed_selection_applies_from_the_next_epoch_on() -> None:
 
 def test_the_expression_that_needs_spark_is_named() -> None:
     """DuckDB computes what is proven; a source that needs Spark SQL leaves all rows to it."""
-    reason = explain_spark_rows(spec_of())
+    reason = explain_unproven_expressions(spec_of())
     assert reason is not None
     assert reason.startswith("source web: ")
     own = {"select": {"placed": "at", "shop": "n", "amount": "cast(n as double)"}}
     assert (
-        explain_spark_rows(spec_of(schema={"at": "timestamp", "n": "long"}, where="n > 0", **own))
+        explain_unproven_expressions(
+            spec_of(schema={"at": "timestamp", "n": "long"}, where="n > 0", **own)
+        )
         is None
     )
 

@@ -1,4 +1,4 @@
-"""Outputs that the driver computes in DuckDB: those of the oracle, without a Spark session."""
+"""Random pipelines whose tasks run in this process: the outputs are those of the oracle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from tidegate.jobs.rows import slice_scan
 from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.session_folds import number_parts_sql
 from tidegate.jobs.rows.slice_reading import add_positions
+from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import mover
-from tidegate.jobs.spark.edge_events import EpochEdges
+from tidegate.jobs.spark.epoch_context import CountedRows
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
-from tidegate.jobs.spark.late_and_dead_rows import CountedRows
-from tidegate.jobs.spark.ordered_release import ReleasedRows
+from tidegate.jobs.spark.local_session import LocalSession
+from tidegate.jobs.spark.task_events import ReleasedRows
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 CASES = int(os.environ.get("TIDEGATE_SOAK", "6"))
@@ -50,17 +51,10 @@ AGGREGATES = {
 }
 
 
-@pytest.fixture
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither starts Spark nor hides what DuckDB cannot compute."""
-
-    def refuse(_: Any) -> Any:
-        raise AssertionError("Spark was started")
-
-    monkeypatch.setattr(mover, "open_session", refuse)
-    by_driver = property(lambda _: False, lambda *_: None)
-    monkeypatch.setattr(mover.SparkMover, "_in_tasks", by_driver, raising=False)
-    monkeypatch.setattr(mover, "ENGINE_ERRORS", ())
+def open_pair(spec: Any, folder: Path) -> Pair:
+    """Both movers, and no JVM."""
+    session: Any = LocalSession()
+    return Pair(spec, session, folder)
 
 
 def draw_windows(draw: random.Random) -> dict[str, Any]:
@@ -82,6 +76,7 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
         aligned = {
             "offset": draw.choice(["0", "-2s", "1s"]),
             "late_unit": draw.choice(["event", "window", "first_window"]),
+            "zero_rows": draw.choice([True, False, False]),
         }
         windows[f"w{number}"] = {
             **shape,
@@ -95,7 +90,8 @@ def draw_windows(draw: random.Random) -> dict[str, Any]:
             "emit": draw.choice(["close", "close", "close", "each_epoch", "complete"]),
             "revisions": draw.choice(["accumulate", "accumulate", "delta"]),
         }
-        if windows[f"w{number}"]["emit"] == "close":
+        is_filled = windows[f"w{number}"].get("zero_rows")
+        if windows[f"w{number}"]["emit"] == "close" and not is_filled:
             windows[f"w{number}"]["fire_every"] = draw.choice([None, None, "3s"])
     return windows
 
@@ -139,16 +135,23 @@ def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize("most", [500_000, 3], ids=["driver", "tasks"])
 @pytest.mark.parametrize("seed", sample_in_ci(range(CASES), 3))
-def test_native_outputs_are_those_of_the_oracle(tmp_path: Path, seed: int) -> None:
-    """Tables, counters, positions and segments, epoch by epoch, and no Spark session at all."""
+def test_outputs_are_those_of_the_oracle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, most: int
+) -> None:
+    """Tables, counters, positions and segments, epoch by epoch, and no Spark session at all.
+
+    State is merged by the driver, or by tasks, a bucket of keys each.
+    """
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    if most == 3:
+        monkeypatch.setattr("tidegate.jobs.rows.window_merges.MANY_SEGMENTS", 3)
     draw = random.Random(seed)
-    pair = Pair(draw_spec(draw), None, tmp_path)
+    pair = open_pair(draw_spec(draw), tmp_path)
     feed(pair, draw, epochs=8)
 
 
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("seed", sample_in_ci(range(3), 1))
 def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: int) -> None:
     """Each epoch has another order; the results of windows open across them are the oracle's."""
@@ -158,17 +161,16 @@ def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: i
         "s": {"kind": "session", "gap": "15s", "keys": ["k"], "emit": "each_epoch"},
     }
     folder = tmp_path / "pair"
-    pair = Pair(
-        spec_of(windows={n: {**w, "aggregates": AGGREGATES} for n, w in windows.items()}),
-        None,
-        folder,
+    pair = open_pair(
+        spec_of(windows={n: {**w, "aggregates": AGGREGATES} for n, w in windows.items()}), folder
     )
     for epoch in range(20):
         names = draw.sample(sorted(AGGREGATES), len(AGGREGATES))
         order = {name: AGGREGATES[name] for name in names}
         spec = spec_of(windows={n: {**w, "aggregates": order} for n, w in windows.items()})
+        session: Any = LocalSession()
         pair.sides["spark"].mover = mover.SparkMover(
-            pair.store, spec, folder / f"work-{epoch}", session=None, native=True
+            pair.store, spec, folder / f"work-{epoch}", session=session
         )
         pair.put("a", rows_of(draw, 2 * epoch))
         pair.put("b", rows_of(draw, 2 * epoch))
@@ -177,12 +179,11 @@ def test_aggregates_are_reordered_while_windows_are_open(tmp_path: Path, seed: i
     assert pair.table("w")
 
 
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("kind", ["order", "window:w"])
 def test_a_wrong_byte_of_state_is_noticed(tmp_path: Path, kind: str) -> None:
     """Wherever it is in the segment; Parquet alone reads most of them as another value."""
     window = {"kind": "tumbling", "size": "50s", "keys": ["k"], "aggregates": AGGREGATES}
-    pair = Pair(spec_of(windows={"w": window}), None, tmp_path)
+    pair = open_pair(spec_of(windows={"w": window}), tmp_path)
     for source in "ab":
         pair.put(source, rows_of(random.Random(1), 0))
     pair.run(0)
@@ -239,12 +240,11 @@ def test_a_count_below_zero_reaches_the_manifest() -> None:
         count_verdicts=lambda: Counter({(0, "cti_violation"): 3}),
     )
     none = CountedRows()
-    outputs = EpochOutputs(scans, ReleasedRows(), none, none, EpochEdges(), {})
+    outputs = EpochOutputs(scans, ReleasedRows(), none, none, MergedState(), {})
     counts = outputs.counters(0, 0, [str(member.member)]).per_source
     assert counts == {"a": {"read": 1, TARDY: -2}}
 
 
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize("on_violation", ["error", "drop", "adjust"])
 def test_surveys_agree_on_what_violations_leave(tmp_path: Path, on_violation: str) -> None:
     """The newest time that is kept of an epoch's rows is the oracle's, in every survey.
@@ -258,7 +258,7 @@ def test_surveys_agree_on_what_violations_leave(tmp_path: Path, on_violation: st
         "barriers": {"kind": "kind", "types": ["stop"], "punctuation": "p"},
         "punctuation": {"explicit": True, "on_violation": on_violation},
     }
-    pair = Pair(spec_of({"a": source}), None, tmp_path)
+    pair = open_pair(spec_of({"a": source}), tmp_path)
     for epoch in range(12):
         rows = []
         for _ in range(draw.randint(1, 4)):

@@ -1,0 +1,192 @@
+"""Edge events over epochs: what is open is a segment of state.
+
+1. The edges that units leave meet those that earlier epochs left open.
+2. In its partition and under its keys each start ends at the first end behind it: one pass over the
+  rows, from the back.
+3. Starts without an end are the new segment. The others are intervals, which no later epoch needs.
+4. Each window counts what has ended in all that is left of it, and what is open in the windows that
+  close now.
+
+Without edges in the cut the segment stays as it is, and where no window closes it is not even read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.file_footers import FileFooter
+from tidegate.jobs.rules.aggregates import Aggregation
+from tidegate.jobs.rules.duck_frame import DuckFrame, combine_frames
+from tidegate.jobs.rules.row_conditions import (
+    end_reached_sql,
+    quote_name,
+    quote_text,
+    write_ticks,
+)
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .column_casts import declared_to_spark_type
+from .edge_folds import (
+    ORIGIN_COLUMNS,
+    collect_edge_columns,
+    expand_to_windows,
+    list_pairing_columns,
+    match_starts_to_ends,
+    number_sources_sql,
+)
+from .state_files import StateFiles
+
+EDGES_KIND: Final = "edges"
+Evaluator = Callable[[pa.Table], pa.Table]
+"""Adds the columns of `list_spark_arguments` to rows."""
+
+
+@dataclass(frozen=True)
+class MergedEdges:
+    """The edges of one epoch.
+
+    Attributes:
+        segments: the starts that are open after the epoch.
+        written: those of them that the epoch wrote.
+        partials: window -> partial aggregates without marks of what lasts in it.
+        footers: of what was written, by key.
+    """
+
+    segments: tuple[FileRef, ...] = ()
+    written: tuple[FileRef, ...] = ()
+    partials: dict[str, pa.Table] = field(default_factory=dict)
+    footers: dict[str, FileFooter] = field(default_factory=dict)
+
+
+def merge_edges(
+    files: StateFiles, came: pa.Table | None, evaluate: Evaluator | None = None
+) -> MergedEdges:
+    """Pair the starts and ends that are on time, and lay out what lasts over windows.
+
+    Args:
+        files: of the state.
+        came: what the units of the epoch leave in the bucket, as of `fold_edges`; None: nothing.
+        evaluate: computes the arguments of aggregates, where Spark SQL has to.
+    """
+    spec, order = files.order.spec, files.order
+    if not collect_edge_columns(spec):
+        return MergedEdges()
+    live = order.live_segments(EDGES_KIND)
+    before, after = order.decision.frontier_before, order.decision.frontier_after
+    closing = [w for w in spec.windows.values() if _closes_any_window(w, before, after)]
+    # Of any bucket: all write the segment again, or none.
+    is_known = came is not None
+    if not is_known and not closing:
+        return MergedEdges(segments=tuple(live))
+    standing = _load_open_edges(files, live)
+    if not is_known:
+        partials = _fold_intervals(files, None, standing, evaluate)
+        return MergedEdges(tuple(live), partials=partials)
+    edges = _select_edges(spec, came, "_ends")
+    if standing is not None:
+        edges = DuckFrame.from_table(standing).selectExpr("*", "false AS _ends").unionByName(edges)
+    matched = match_starts_to_ends(spec, edges)
+    # A start that would end before it began says nothing.
+    starts = matched.where("NOT _ends AND (_until IS NULL OR _until > _et)")
+    paired = starts.drop("_ends", "_first").toArrow()
+    is_open = pc.is_null(paired["_until"])
+    left = paired.filter(is_open).drop_columns(["_until"])
+    ended = paired.filter(pc.invert(is_open))
+    written = files.write_segment(EDGES_KIND, left, "_et", {})
+    partials = _fold_intervals(files, ended, left, evaluate)
+    return MergedEdges(written, written, partials, files.footers)
+
+
+def _load_open_edges(files: StateFiles, live: list[FileRef]) -> pa.Table | None:
+    if not live:
+        return None
+    tables = [
+        _select_bucket(files, _select_edges(files.order.spec, files.read_segment(ref)).toArrow())
+        for ref in live
+    ]
+    return pa.concat_tables(tables)
+
+
+def _select_bucket(files: StateFiles, edges: pa.Table) -> pa.Table:
+    """The edges whose source, partition and pairing keys are in the bucket."""
+    return files.order.select_bucket(edges, list_pairing_columns(files.order.spec))
+
+
+def _select_edges(spec: PipelineSpec, rows: pa.Table, *more: str) -> DuckFrame:
+    """Edges that one epoch wrote, under today's spec.
+
+    A column it did not have is null, a source that is gone has no edges.
+    """
+    sources = ", ".join(quote_text(name) for name in collect_edge_columns(spec))
+    columns = [
+        quote_name(name)
+        if name in rows.column_names
+        else f"CAST(NULL AS {declared_to_spark_type(kind)}) AS {quote_name(name)}"
+        for name, kind in spec.columns.items()
+    ]
+    frame = DuckFrame.from_table(rows).where(f"_source IN ({sources})")
+    return frame.selectExpr(*columns, *ORIGIN_COLUMNS, *more)
+
+
+# What they are in
+
+
+def _fold_intervals(
+    files: StateFiles,
+    ended: pa.Table | None,
+    left: pa.Table | None,
+    evaluate: Evaluator | None,
+) -> dict[str, pa.Table]:
+    """The partial aggregates of what has ended, and of what is open in windows that close now."""
+    spec, decision = files.order.spec, files.order.decision
+    ended, left = (_compute_arguments(rows, evaluate) for rows in (ended, left))
+    partials = {}
+    for name, window in spec.windows.items():
+        pairs = _assign_intervals(window, ended, left, decision)
+        if pairs is not None:
+            aggregation = Aggregation(spec, name, is_evaluated=True)
+            rows = pairs.selectExpr("*", number_sources_sql(spec))
+            folded = aggregation.fold_rows(rows).toArrow()
+            if folded.num_rows:
+                partials[name] = folded
+    return partials
+
+
+def _compute_arguments(rows: pa.Table | None, evaluate: Evaluator | None) -> pa.Table | None:
+    if rows is None or not rows.num_rows:
+        return None
+    return rows if evaluate is None else evaluate(rows)
+
+
+def _assign_intervals(
+    window: WindowSpec, ended: pa.Table | None, left: pa.Table | None, decision: Any
+) -> Any:
+    """The (edge, window) pairs of the epoch with `_ws` and `_we`; None without any."""
+    before, after, pairs = decision.frontier_before, decision.frontier_after, None
+    # What is open is counted when a window closes, and not before: its end may still come.
+    if left is not None and _closes_any_window(window, before, after):
+        until = f"{write_ticks(decision.open_edges_until)} AS _end"
+        starts = DuckFrame.from_table(left).selectExpr("*", until)
+        pairs = expand_to_windows(window, starts, before).where(end_reached_sql("_we", after))
+    if ended is not None:
+        lasting = DuckFrame.from_table(ended.rename_columns({"_until": "_end"}))
+        pairs = combine_frames(pairs, expand_to_windows(window, lasting, before))
+    return pairs
+
+
+def _closes_any_window(window: WindowSpec, before: int, after: int) -> bool:
+    """Whether the end of any window lies in what F has passed."""
+    if before >= after:
+        return False
+    if before == TICK_MIN or after == TICK_MAX:
+        return True
+    size, period = window.size or 0, window.period or 1
+    return (after - size - window.offset) // period > (before - size - window.offset) // period

@@ -1,0 +1,285 @@
+"""Merges the state of an epoch: in the driver while it is small, else by a job of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import structlog
+from pyspark.serializers import CPickleSerializer
+
+from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type
+from tidegate.jobs.engine.file_footers import note_footers
+from tidegate.jobs.rows.column_casts import declared_to_spark_type
+from tidegate.jobs.rows.edge_folds import OPEN_EDGES
+from tidegate.jobs.rows.edge_merges import EDGES_KIND, merge_edges
+from tidegate.jobs.rows.session_merges import SessionMerge
+from tidegate.jobs.rows.state_files import MergedState
+from tidegate.jobs.rows.state_merges import (
+    MERGE_BYTES,
+    MERGE_ROWS,
+    MergeAnswer,
+    MergeOrder,
+    describe_edges,
+    find_gone_parts_in_task,
+    load_edges,
+    merge_edges_in_task,
+    merge_windows_in_task,
+    select_rows_in_task,
+)
+from tidegate.jobs.rows.stored_partials import StoredTable, decode_table, encode_table
+from tidegate.jobs.rows.window_merges import WindowMerge
+from tidegate.jobs.rules.aggregates import Aggregation, list_spark_arguments
+from tidegate.jobs.rules.duck_frame import group_rows
+from tidegate.jobs.rules.row_conditions import is_window_purged, quote_name
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
+from tidegate.time_units import TICK_MAX, TICK_MIN
+
+from .epoch_context import EpochContext
+from .errors import SPARK_FAILED
+from .python_tasks import prepare_worker
+from .task_runner import choose_runner
+
+_log = structlog.get_logger("tidegate.driver")
+_pickle: Any = CPickleSerializer()
+_EVALUATED_ROWS: Final = 20_000
+"""Rows that Spark SQL is given at a time."""
+Parts = tuple[bytes | StoredTable, ...]
+"""Partial aggregates of one window, unit by unit."""
+
+
+@dataclass
+class StateMerging:
+    """Merges what tasks have made of the rows of an epoch into its state.
+
+    Attributes:
+        epoch: the epoch.
+        parts: window, or `OPEN_EDGES` -> what the units have made, in the order of the cut.
+        low: least event time of the epoch's rows; None without any.
+        edges: what merging the edges did with their state.
+    """
+
+    epoch: EpochContext
+    parts: dict[str, Parts]
+    low: int | None = None
+    edges: MergedState = field(default_factory=MergedState)
+    _opened: dict[str, WindowMerge | SessionMerge] = field(default_factory=dict)
+
+    def find_gone_parts(self) -> dict[str, pa.Table]:
+        """Return session window -> keys and parts whose rows came after their session was purged.
+
+        Windows without any are left out.
+        """
+        found, before = dict[str, pa.Table](), self.epoch.decision.frontier_before
+        for name, window in self.epoch.spec.windows.items():
+            # No session ends before the first row in it.
+            if window.kind is not WindowKind.SESSION or self.low is None:
+                continue
+            if is_window_purged(window, self.low, before):
+                gone = self._find_gone(name)
+                if gone is not None:
+                    found[name] = gone
+        return found
+
+    def _find_gone(self, name: str) -> pa.Table | None:
+        buckets = self._count_buckets(name, f"window:{name}")
+        if not buckets:
+            merge = self._open_merge(name)
+            assert isinstance(merge, SessionMerge)  # noqa: S101 - of a session window
+            return merge.find_gone_parts()
+        order = self._make_order(name, buckets)
+        answers = self._run(find_gone_parts_in_task, order, range(buckets))
+        tables = [decode_table(answer.gone) for answer in answers if answer.gone is not None]
+        return pa.concat_tables(tables) if tables else None
+
+    def merge_edges(self) -> None:
+        """Pair the edges; what lasts becomes part of what the windows merge."""
+        buckets = self._count_buckets(OPEN_EDGES, EDGES_KIND)
+        if not buckets or list_spark_arguments(self.epoch.spec):
+            order = self._make_order(OPEN_EDGES)
+            came = load_edges(order, self.epoch.files)
+            merged = merge_edges(self.epoch.files, came, self._choose_evaluator())
+            self.edges = describe_edges(merged)
+            more: list[tuple[str, bytes | StoredTable]] = [
+                (name, encode_table(rows)) for name, rows in merged.partials.items()
+            ]
+        else:
+            order = self._make_order(OPEN_EDGES, buckets)
+            answers = self._run(merge_edges_in_task, order, range(buckets))
+            self.edges = MergedState.join(answer.state for answer in answers)
+            more = [pair for answer in answers for pair in answer.partials.items()]
+        for name, part in more:
+            self.parts[name] = (*self.parts.get(name, ()), part)
+
+    def merge_window(self, name: str) -> MergedState:
+        """Merge the state of a window, and write its results."""
+        buckets = self._count_buckets(name, f"window:{name}")
+        if not buckets:
+            found = self._open_merge(name).write()
+        else:
+            order = self._make_order(name, buckets)
+            answers = self._run(merge_windows_in_task, order, range(buckets))
+            found = MergedState.join(answer.state for answer in answers if not answer.needs_sql)
+            left = [answer.bucket for answer in answers if answer.needs_sql]
+            if left:
+                values = encode_table(self._compute_sql_values(order, left))
+                again = self._run(merge_windows_in_task, replace(order, sql_values=values), left)
+                found = MergedState.join([found, *(answer.state for answer in again)])
+        if found.overflowed:
+            _log.warning("sums_overflowed", window=name, results=found.overflowed)
+        note_footers(self.epoch.store, found.footers)
+        return found
+
+    def list_stored(self) -> list[StoredTable]:
+        """Return what lies in the store for this epoch only."""
+        return [
+            part for own in self.parts.values() for part in own if isinstance(part, StoredTable)
+        ]
+
+    def _open_merge(self, name: str) -> WindowMerge | SessionMerge:
+        if name not in self._opened:
+            self._opened[name] = self._make_order(name).open_merge(self.epoch.files)
+        return self._opened[name]
+
+    def _make_order(self, name: str, buckets: int = 1) -> MergeOrder:
+        kind = EDGES_KIND if name == OPEN_EDGES else f"window:{name}"
+        state = self.epoch.files.order
+        own = replace(state, segments=tuple(state.live_segments(kind)), buckets=buckets)
+        return MergeOrder(own, name, self.parts.get(name, ()))
+
+    def _count_buckets(self, name: str, kind: str) -> int:
+        """How many tasks merge a window, or the edges; 0: the driver does."""
+        parts, live = self.parts.get(name, ()), self.epoch.live_segments(kind)
+        stored = [part for part in parts if isinstance(part, StoredTable)]
+        sent = [part for part in parts if isinstance(part, bytes)]
+        rows = sum(one.rows for one in stored) + sum(ref.rows for ref in live)
+        rows += sum(decode_table(part).num_rows for part in sent)
+        size = sum(one.bytes for one in stored) + sum(ref.bytes for ref in live)
+        size += sum(map(len, sent))
+        windows = self.epoch.spec.windows
+        affected = windows.values() if name == OPEN_EDGES else [windows[name]]
+        keeps_rows = (parts or live) and any(window.keeps_rows for window in affected)
+        rows += sum(map(self._count_gap_windows, affected, [rows] * len(windows)))
+        if not keeps_rows and not stored and rows <= MERGE_ROWS and size <= MERGE_BYTES:
+            return 0
+        count: int = max(-(-rows // max(MERGE_ROWS, 1)), -(-size // MERGE_BYTES), 1)
+        return count
+
+    def _count_gap_windows(self, window: WindowSpec, keys: int) -> int:
+        """Windows without rows that `zero_rows` may add, of at most so many keys."""
+        before, after = self.epoch.decision.frontier_before, self.epoch.decision.frontier_after
+        if not window.zero_rows or not TICK_MIN < before < after < TICK_MAX:
+            return 0
+        return keys * ((after - before) // (window.period or 1))
+
+    def _run(
+        self,
+        body: Callable[[MergeOrder, Iterable[int]], Iterator[MergeAnswer]],
+        order: MergeOrder,
+        buckets: Sequence[int],
+    ) -> list[MergeAnswer]:
+        """Let a task for each of these buckets run this body; return the answers in their order.
+
+        Raises:
+            TidegateError: what the first task that met an error says.
+        """
+        sessions = self.epoch.sessions
+        run = partial(_run_in_worker, body, order)
+        answers = choose_runner(sessions.full).run_small_job(sessions, run, buckets)
+        answers.sort(key=lambda answer: answer.bucket)
+        tasks = [_describe_task(answer) for answer in answers]
+        slot = self.epoch.order.folders.attempt.slot
+        _log.info("tasks_finished", job="merge", slot=slot, tasks=tasks)
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+            if answer.left is not None:
+                raise SPARK_FAILED(pipeline=self.epoch.spec.name, cause=answer.left)
+        return answers
+
+    # What only Spark computes
+
+    def _choose_evaluator(self) -> Callable[[pa.Table], pa.Table] | None:
+        """What computes the arguments of aggregates over edges; None where DuckDB does."""
+        arguments = list_spark_arguments(self.epoch.spec)
+        if not arguments:
+            return None
+
+        def evaluate(rows: pa.Table) -> pa.Table:
+            """Let Spark SQL compute them, few rows at a time."""
+            columns = [f"{sql} AS {name}" for name, sql in arguments.items()]
+            found = []
+            for first in range(0, rows.num_rows, _EVALUATED_ROWS):
+                some = rows.slice(first, _EVALUATED_ROWS).combine_chunks()
+                frame = self.epoch.sessions.full.createDataFrame(some).coalesce(1)
+                found.append(frame.selectExpr("*", *columns).toArrow())
+            return pa.concat_tables(found)
+
+        return evaluate
+
+    def _compute_sql_values(self, order: MergeOrder, buckets: Sequence[int]) -> pa.Table:
+        """The aggregates in Spark SQL of the results that are due, beside the group columns.
+
+        A task for each bucket gives the rows of which they are computed.
+        """
+        spec, aggregation = self.epoch.spec, Aggregation(self.epoch.spec, order.name)
+        kinds = _list_kept_columns(spec, aggregation)
+        ddl = ", ".join(f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
+        session, tasks = self.epoch.sessions.full, len(buckets)
+        body = partial(_select_kept_rows, _pickle.dumps(order), buckets, kinds)
+        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, ddl)
+        values = {f"_sql_{output}": sql for output, sql in aggregation.sql_aggregates.items()}
+        found: pa.Table = group_rows(rows, aggregation.group_columns, values).toArrow()
+        return found
+
+
+def _list_kept_columns(spec: PipelineSpec, aggregation: Aggregation) -> dict[str, str]:
+    """Column -> declared type, of the rows of `Aggregation.select_kept_rows`."""
+    keys = zip(aggregation.keys, aggregation.window.keys, strict=True)
+    kinds = {**spec.columns, "_source": "string"}
+    return {"_ws": "long", "_we": "long", **{own: kinds[key] for own, key in keys}, **kinds}
+
+
+def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
+    assert answer.report is not None  # noqa: S101 - each task reports
+    files = (*answer.state.results, *answer.state.written)
+    return {
+        "task": answer.bucket,
+        "rows": sum(ref.rows for ref in files),
+        "bytes": sum(ref.bytes for ref in files),
+        "pid": answer.report.pid,
+        "parent": answer.report.parent,
+        "cpu": round(answer.report.cpu, 6),
+    }
+
+
+# The bodies of tasks
+
+
+def _run_in_worker(
+    body: Callable[[MergeOrder, Iterable[int]], Iterator[MergeAnswer]],
+    order: MergeOrder,
+    buckets: Iterable[int],
+) -> Iterator[MergeAnswer]:
+    prepare_worker()
+    yield from body(order, buckets)
+
+
+def _select_kept_rows(
+    order: bytes,
+    buckets: Sequence[int],
+    kinds: dict[str, str],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    prepare_worker()
+    schema = pa.schema({name: to_arrow_type(kind) for name, kind in kinds.items()})
+    for place in [one for batch in batches for one in batch["id"].to_pylist()]:
+        rows = select_rows_in_task(_pickle.loads(order), buckets[place])
+        if rows is not None:
+            # Rows that were kept before a column was added have a null there.
+            whole = conform_to_schema(rows, schema)
+            yield from whole.combine_chunks().to_batches(_EVALUATED_ROWS)

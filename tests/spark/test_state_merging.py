@@ -1,0 +1,46 @@
+"""How many tasks merge the state of a window."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.agreement import spec_of
+from tidegate.jobs.rows.stored_partials import StoredTable, encode_table
+from tidegate.jobs.spark.state_merging import StateMerging
+
+pytestmark = pytest.mark.unit
+
+WINDOW = {"kind": "tumbling", "size": "10s", "keys": ["k"], "aggregates": {"n": "count(*)"}}
+
+
+def count_buckets(
+    part: bytes | StoredTable, live_rows: int = 0, live_bytes: int = 0, **window: Any
+) -> int:
+    """Tasks that merge one part and a live segment; 0: the driver does."""
+    segment = SimpleNamespace(rows=live_rows, bytes=live_bytes)
+    spec = spec_of(windows={"w": {**WINDOW, **window}})
+    decision = SimpleNamespace(frontier_before=0, frontier_after=0)
+    epoch: Any = SimpleNamespace(spec=spec, live_segments=lambda _: [segment], decision=decision)
+    return StateMerging(epoch, {"w": (part,)})._count_buckets("w", "window:w")
+
+
+def test_few_large_rows_are_merged_by_tasks() -> None:
+    """The memory of the driver is bounded by bytes as well as by rows (core-C12)."""
+    few = encode_table(pa.table({"k": ["x", "y"]}))
+    large = encode_table(pa.table({"k": [os.urandom(9 << 20), os.urandom(9 << 20)]}))
+    assert count_buckets(few) == 0
+    assert count_buckets(large) == 2
+    assert count_buckets(few, live_bytes=17 << 20) == 2
+
+
+def test_many_rows_are_merged_by_tasks() -> None:
+    """So are those that tasks have put into the store, and rows that `sql(...)` keeps."""
+    few = encode_table(pa.table({"k": ["x", "y"]}))
+    assert count_buckets(few, live_rows=500_000) == 2
+    assert count_buckets(StoredTable("key", 5, 5)) == 1
+    assert count_buckets(few, aggregates={"middle": "sql(percentile(v, 0.5))"}) == 1
