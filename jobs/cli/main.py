@@ -13,6 +13,7 @@ import typer
 from tidegate.jobs.driver.leak_reports import close_stderr_at_exit
 
 from . import (
+    alert_commands,
     backup_command,
     case_commands,
     check_replay_quality,
@@ -96,6 +97,7 @@ for _panel, _commands in _COMMANDS.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.add_typer(checkpoint_commands.app, name="checkpoints", rich_help_panel="Look")
 app.add_typer(splice_commands.app, name="splice", rich_help_panel="Run")
+app.add_typer(alert_commands.app, name="alerts", rich_help_panel="Look")
 
 
 def _print_version(wanted: bool) -> None:
