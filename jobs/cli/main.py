@@ -59,6 +59,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "resume": run_commands.request_resume,
         "gc": tables_and_storage.collect_garbage,
         "backup": backup_command.copy_pipeline,
+        "move": backup_command.move_pipeline,
         "put": starter_spec.put_files,
         "reread": starter_spec.read_dead_letters_again,
     },

@@ -13,7 +13,7 @@ from tests.sinks.table_checks import filled, is_table, once
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import OutcomeUnknownError
 from tidegate.jobs.sinks import table_maintenance
-from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, _forget_published_tables, open_catalog
+from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, forget_published_tables, open_catalog
 from tidegate.jobs.sinks.table_maintenance import CompactionResult, compact_tables
 
 
@@ -77,7 +77,7 @@ def test_a_copy_forgets_the_tables_of_the_original(world: World) -> None:
     world.sink().follow(world.log)
     catalog = open_catalog(world.spec, world.store)
     assert {"events", "late", "checkpoints"} <= {one[-1] for one in catalog.list_tables(("p",))}
-    _forget_published_tables(world.spec, world.log)
+    forget_published_tables(world.spec, world.log)
     assert catalog.list_tables(("p",)) == []
 
 
