@@ -77,7 +77,7 @@ def move_pipeline(
     _require_free_place(source, target, name)
     if isinstance(spec, PipelineSpec) and spec.outputs.catalog is not None:
         raise MOVE_OF_SHARED_TABLES(pipeline=name)
-    with _hold_lease(source, name) as lease:
+    with _keep_lease(source, name) as lease:
         report = copy_pipeline(source, target, name)
         if not isinstance(spec, JobSpec):
             _rebuild_tables(spec, source, SlotLog(target, name))
@@ -88,7 +88,7 @@ def move_pipeline(
 
 
 @contextmanager
-def _hold_lease(store: Store, pipeline: str) -> Iterator[Lease]:
+def _keep_lease(store: Store, pipeline: str) -> Iterator[Lease]:
     """Hold the lease during the block; it runs out by itself if this process ends."""
     lease = Lease.acquire(store, pipeline, ProcessIdentity.this_process("move"))
     renewer = LeaseRenewer(lease)
