@@ -17,6 +17,7 @@ from tidegate.jobs.spec.operations import AlertSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
 
+from .canonical_json import sha256_of_bytes
 from .errors import ALERT_NOT_DELIVERED
 
 _TIMEOUT = 10.0  # seconds for one request
@@ -122,7 +123,7 @@ def _build_pagerduty(key: str, alert: Alert, given: AlertSpec) -> tuple[str, Any
     body: JsonObject = {
         "routing_key": key,
         "event_action": "trigger" if alert.until is None else "resolve",
-        "dedup_key": f"{alert.pipeline}/{alert.kind}/{alert.since}",
+        "dedup_key": f"{alert.pipeline}/{alert.kind}/{sha256_of_bytes(alert.store.encode())[:12]}",
         "payload": {
             "summary": alert.title[:_LONGEST_SUMMARY],
             "source": alert.store,

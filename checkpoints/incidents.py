@@ -143,7 +143,7 @@ def announce_incidents(
         claimed = {
             kind: _claim_messages(kind, incident, receivers, look, now)
             for kind, incident in incidents.items()
-            if not _is_forgotten(incident, receivers)
+            if not _is_forgotten(incident, receivers, now)
         }
         return before.model_copy(update={"incidents": claimed})
 
@@ -193,10 +193,11 @@ def _merge_findings(
     return merged
 
 
-def _is_forgotten(incident: Incident, receivers: Sequence[str]) -> bool:
-    """Whether it is over and no receiver waits for that message."""
+def _is_forgotten(incident: Incident, receivers: Sequence[str], now: int) -> bool:
+    """Whether it is over and no receiver waits for that message, or gets the first one just now."""
     waits = any(incident.arrived.get(one) == "begin" for one in receivers)
-    return incident.gone_since is not None and not waits
+    gets = any(claim.until > now for claim in incident.claims.values())
+    return incident.gone_since is not None and not waits and not gets
 
 
 def _claim_messages(

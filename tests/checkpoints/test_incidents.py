@@ -216,6 +216,22 @@ def test_a_new_incident_waits_for_no_old_receiver() -> None:
     assert looks.sent == ["begin"]
 
 
+def test_an_incident_that_passes_while_it_is_announced_ends_with_a_message() -> None:
+    """Another look finds the driver well before the first message has arrived."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    send = looks.send
+
+    def recover_meanwhile(receiver: str, given: AlertSpec, alert: Alert) -> None:
+        report(looks.store, "running")
+        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=send)
+        send(receiver, given, alert)
+
+    announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=recover_meanwhile)
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+
+
 def test_alertmanager_is_reminded_while_an_incident_lasts() -> None:
     """It forgets alerts that no one sends again; people get one message of it all the same."""
     looks = Looks()
