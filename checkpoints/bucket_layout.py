@@ -3,7 +3,7 @@
 Other modules only add names below these prefixes.
 
     <pipeline>/identity.json lease.json desired.json deployed.json roots.json status.json
-    <pipeline>/announced.json
+    <pipeline>/announced.json alerts.json
     <pipeline>/timelines/<t>/slots/<inverted number>.json
     <pipeline>/timelines/<t>/state/<slot>-<attempt>/...
     <pipeline>/timelines/<t>/tables/<table>/<slot>-<attempt>/...
@@ -114,6 +114,8 @@ class BucketLayout:
     """The driver's report for people; the last writer wins."""
     announced_key = _Below("announced.json")
     """The window periods that Airflow has announced to its assets; swapped by ETag."""
+    alerts_key = _Below("alerts.json")
+    """The incidents, and which receivers of alerts know of them; swapped by ETag."""
 
     # Prefixes
 

@@ -61,6 +61,29 @@ def rewrite_identity(store: Store, pipeline: str) -> str:
     return uid
 
 
+def is_at(store: Store, other: Store, pipeline: str) -> bool:
+    """Return whether the identity in a store names another store as the pipeline's place."""
+    found = _read_identity_record(store, pipeline)
+    return found is not None and found.address == _locate_identity(other, pipeline)
+
+
+def move_identity(source: Store, target: Store, pipeline: str) -> None:
+    """Make a whole copy the pipeline, with the same uid, and the origin a copy of it.
+
+    Drivers refuse the origin before they accept the target. If it was broken off in between, a
+    second call finishes it.
+
+    Raises:
+        NotFoundError: the pipeline has no identity in one of them.
+        PreconditionFailedError: another process changed an identity meanwhile.
+    """
+    moved = _make_record(target, pipeline, read_identity(source, pipeline) or "").to_bytes()
+    for store in (source, target):
+        found = store.get(BucketLayout(pipeline).identity_key)
+        if found.data != moved:
+            store.compare_and_swap(found.key, moved, found.etag)
+
+
 def ensure_identity(store: Store, pipeline: str) -> str:
     """Return the pipeline's uid; write one if there is none yet.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
+from tidegate.errors import FailureClass
 from tidegate.json_types import JsonView
 from tidegate.time_units import format_instant
 
@@ -133,6 +134,14 @@ class DriverOverview:
         if self.lease_expired:
             return PipelineState.LOST
         return PipelineState.SILENT if self.report_is_old else reported
+
+
+_PERSONS_FAILURES = frozenset({FailureClass.POISON.value, FailureClass.CONFIGURATION.value})
+
+
+def needs_person(error: JsonView) -> bool:
+    """Whether a person has to act on a reported error before trying again makes sense."""
+    return error.get("class") in _PERSONS_FAILURES
 
 
 def parse_reported_state(facts: JsonView) -> PipelineState:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tidegate.checkpoints.incidents import INCIDENT_KINDS
 from tidegate.errors import ErrorDefinition
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.time_units import format_duration
@@ -78,20 +79,25 @@ _ERROR_COLUMNS = """| code | class | what happened | what was kept | what to do 
 
 _ALERTS_HEAD = """# Every alert
 
-Prometheus decides these alerts, by the rules in `infra/deploy/alerts.yaml`, from the
-[metrics of drivers and landings](observability.md#metrics-of-drivers). All rules are on once
-Prometheus loads the file, as the one of `infra/deploy/compose` does.
-An alert fires when its condition has held for the time in the third column. Words in braces are
-filled in when it fires.
+Everything that is announced by itself, and where that is decided:
 
-Prometheus shows the alerts that fire. To send them to people, run an Alertmanager, and name it
-under `alerting.alertmanagers` in Prometheus' configuration. The one of `infra/deploy/compose`
-names none. What fails in Airflow is reported by [Airflow's notifiers](airflow.md#notifications).
+- **tidegate**: the driver each minute, and Airflow's sweep, find incidents in the bucket
+  (`checkpoints/incidents.py`). They send them to the receivers in `supervision.alerts`
+  ([how](how-to/alerts-to-slack.md)). Off by default: a pipeline without receivers sends nothing.
+- **Prometheus**: the rules in `infra/deploy/alerts.yaml`, from the
+  [metrics of drivers and landings](observability.md#metrics-of-drivers). All are on once Prometheus
+  loads the file, as the one of `infra/deploy/compose` does. To send them to people, run an
+  Alertmanager, and name it under `alerting.alertmanagers` in Prometheus' configuration. The one of
+  `infra/deploy/compose` names none.
+- Tasks that fail are reported by [Airflow's notifiers](airflow.md#notifications).
 
-This page is generated from the rules by `make docs`.
+An alert is sent when its condition has held for the time in the fourth column. Words in braces are
+filled in.
 
-| alert | severity | after | what it says | what to do | guarantee |
-|---|---|---|---|---|---|"""
+This page is generated from the kinds of incidents and the rules by `make docs`.
+
+| alert | decided by | severity | after | what it says | what to do | guarantee |
+|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -294,6 +300,10 @@ def render_alerts() -> str:
     """Return the text of docs/alerts.md."""
     rules = _PAGES.parent / "infra" / "deploy" / "alerts.yaml"
     lines = [_ALERTS_HEAD]
+    for name, kind in INCIDENT_KINDS.items():
+        after = "at once" if kind["after"] == "0s" else kind["after"]
+        texts = (kind["says"], kind["next"], kind["guarantee"])
+        lines.append(_join_cells(f"`{name}`", "tidegate", kind["severity"], after, *texts))
     for group in YAML(typ="safe").load(rules)["groups"]:
         lines += [_render_alert(rule) for rule in group["rules"]]
     return "\n".join(lines) + "\n"
@@ -303,13 +313,18 @@ def _render_alert(rule: dict[str, Any]) -> str:
     """Return the row of one Prometheus rule."""
     notes = rule["annotations"]
     texts = [_ALERT_VARIABLE.sub(r"{\1}", notes[name]) for name in ("summary", "action")]
-    cells = (
+    return _join_cells(
         f"`{rule['alert']}`",
+        "Prometheus",
         rule["labels"]["severity"],
         rule.get("for", "at once"),
         *texts,
         notes["guarantee"],
     )
+
+
+def _join_cells(*cells: str) -> str:
+    """Return a row of a table."""
     return f"| {' | '.join(_join_lines(cell) for cell in cells)} |"
 
 

@@ -341,7 +341,7 @@ def _build_sweep_dags(
                 task_id="look", pipelines=pipelines, conn_id=conn_id, folder=folder
             )
             TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
-            look >> SweepReportOperator(task_id="report")
+            look >> SweepReportOperator(task_id="report", specs=group, conn_id=conn_id)
         yield dag
 
 

@@ -29,7 +29,7 @@ from tidegate.checkpoints.pipeline_overview import (
     read_driver,
 )
 from tidegate.checkpoints.store import Store
-from tidegate.errors import FailureClass, TidegateError, TransientError
+from tidegate.errors import TidegateError, TransientError
 from tidegate.json_types import JsonObject, JsonView
 
 from .child_processes import classify_exit_code
@@ -40,8 +40,6 @@ from .driver_launch import LaunchedDriver, is_on_this_host
 UNREADABLE_PATIENCE = 300.0
 
 LOG_SEND_SECONDS = 10.0  # how often a driver sends its log to the bucket
-
-_PERSONS_FAILURES = frozenset({FailureClass.POISON.value, FailureClass.CONFIGURATION.value})
 
 
 @dataclass(frozen=True)
@@ -291,11 +289,6 @@ def _explain_loss(lease: LeaseView | None, silent_for: float) -> str:
     if holder.is_proven_dead():
         return f"{process} is dead"
     return f"the lease of {process} has not been renewed for {silent_for:.0f} s"
-
-
-def needs_person(error: JsonView) -> bool:
-    """Whether a person has to act on a reported error before trying again makes sense."""
-    return error.get("class") in _PERSONS_FAILURES
 
 
 class StreamObserver:

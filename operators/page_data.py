@@ -15,11 +15,13 @@ from typing import Any
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument
 from tidegate.checkpoints.illness_record import is_verdict_stale
+from tidegate.checkpoints.incidents import BACKLOG_EPOCHS
 from tidegate.checkpoints.manifest import ForkRecord, Manifest
 from tidegate.checkpoints.pipeline_overview import (
     DriverOverview,
     PipelineOverview,
     PipelineState,
+    needs_person,
 )
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.checkpoints.splice_requests import SpliceRequest
@@ -30,13 +32,8 @@ from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
-from .liveness import needs_person
-
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
 OLD_CHECKPOINT_SECONDS = 120.0
-# Sealed epochs that the tables do not show yet; the driver itself waits at
-# `outputs.max_unpublished`.
-BACKLOG_EPOCHS = 20
 # Of sources with one trouble; if more have it, the cause is not the sources.
 _SOURCES_NAMED = 3
 

@@ -47,7 +47,12 @@ from tidegate.checkpoints.driver_requests import (
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.pipeline_identity import read_identity
-from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState, read_driver
+from tidegate.checkpoints.pipeline_overview import (
+    DriverOverview,
+    PipelineState,
+    needs_person,
+    read_driver,
+)
 from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
@@ -67,7 +72,7 @@ from .driver_launch import (
 )
 from .driver_shutdown import find_stop_request, terminate_driver
 from .errors import BUCKET_WIPED, DRIVER_LOST
-from .liveness import LivenessLimits, Observation, needs_person
+from .liveness import LivenessLimits, Observation
 from .pipeline_operator import (
     PipelineOperator,
     get_requester,

@@ -22,14 +22,21 @@ from tidegate.checkpoints.driver_requests import (
     set_desired_state,
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.incidents import announce_incidents
 from tidegate.checkpoints.lease import read_lease
-from tidegate.checkpoints.pipeline_overview import PipelineState, parse_reported_state, read_driver
+from tidegate.checkpoints.pipeline_overview import (
+    PipelineState,
+    needs_person,
+    parse_reported_state,
+    read_driver,
+)
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TidegateError, TransientError
+from tidegate.jobs.spec.job_spec import SupervisedSpec
 
 from .driver_shutdown import StopOrder, stop_driver, terminate_driver
 from .errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
-from .liveness import needs_person
 from .pipeline_operator import (
     ACTIVE_RUN_STATES,
     PipelineOperator,
@@ -135,9 +142,21 @@ class SweepOperator(BaseOperator):
 
 
 class SweepReportOperator(BaseOperator):
-    """Fails with the pipelines that the sweep could not judge; the others are started."""
+    """Announces incidents, and fails with the pipelines that the sweep could not judge.
+
+    Args:
+        specs: of the pipelines; those with `supervision.alerts` are looked at.
+        conn_id: Airflow connection of the store; None for the environment.
+    """
 
     ui_color = "#e3e3e3"
+
+    def __init__(
+        self, *, specs: Sequence[SupervisedSpec] = (), conn_id: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.announcing = [spec for spec in specs if spec.supervision.alerts]
+        self.conn_id = conn_id
 
     def execute(self, context: Any) -> None:
         """Name each pipeline and what is wrong with it.
@@ -145,10 +164,21 @@ class SweepReportOperator(BaseOperator):
         Raises:
             PoisonError: at least one pipeline could not be judged.
         """
+        if self.announcing:
+            store = wrap_store(shorten_patience(StoreAccess.resolve(self.conn_id).open()))
+            map_in_threads(lambda spec: self._announce(store, spec), self.announcing)
         found = context["ti"].xcom_pull(task_ids="look", key=UNREADABLE_KEY) or {}
         if found:
             findings = "; ".join(f"{name}: {message}" for name, message in found.items())
             raise SWEEP_UNREADABLE(names=", ".join(found), findings=findings)
+
+    def _announce(self, store: Store, spec: SupervisedSpec) -> None:
+        """Announce the incidents of a pipeline; the next sweep tries again what fails."""
+        try:
+            for sent in announce_incidents(SlotLog(store, spec.name), spec):
+                self.log.info("%s to %s: %s", sent.alert.title, sent.receiver, sent.error or "sent")
+        except TidegateError as error:
+            self.log.warning("%s: incidents not announced: %s", spec.name, error.message)
 
 
 def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:

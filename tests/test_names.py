@@ -25,14 +25,14 @@ pytestmark = pytest.mark.skipif(
 _VERB_LIST = """
     abort accept accepts acknowledge add address adjust adopt advance advise allow announce annotate answer
     append apply archive assign audit average await bind bound build can cast change check choose
-    classify clean close closes collect combine commit compact compare compute concat conclude
+    claim classify clean close closes collect combine commit compact compare compute concat conclude
     condemn configure confirm conform connect convert copy count covers create cut decide declare
     decode decompress delete deploy derive describe detect diagnose diff digest divide download drain
     draw drive drop dump emit encode end ensure escape estimate evict expand expire explain export
     extend extract feed fetch fill finalize find flatten fold follow forget format forward fsync
     gather generate get grant group grow has hash have holds identify import index infer inherits
     insert install interpret is iter iterate join judge keep kill lacks land launch limit link list
-    listen load locate lock log maintain make map mask match matches may measure merge name narrow
+    listen load locate lock log maintain make map mask match matches may measure merge move name narrow
     needs new normalize note on open opens order pair parse passes pick pin plan poll prepare
     print probe process propose provision publish put query quote rank read reap rebuild recompute
     record reduce refuse register reject release remove rename render replace replay report request

@@ -1,13 +1,18 @@
-"""`tidegate backup` copies a pipeline to another store, and verifies the copy."""
+"""`tidegate backup` and `tidegate move`: a pipeline in another store, and whether it is whole."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import arguments, output
-from .arguments import PipelineArgument, StoreOption
+from .arguments import PipelineArgument, SpecArgument, StoreOption
+
+if TYPE_CHECKING:
+    from tidegate.checkpoints.backup import BackupReport
+    from tidegate.checkpoints.store import Store
 
 
 def copy_pipeline(
@@ -27,24 +32,58 @@ def copy_pipeline(
     bucket is reached with the same endpoint and keys. Exit code 1 if the copy is damaged.
     """
     from tidegate.checkpoints import backup
-    from tidegate.checkpoints.bucket_layout import CheckpointId
-    from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
     from tidegate.checkpoints.open_store import open_store
-    from tidegate.checkpoints.slot_log import SlotLog
-    from tidegate.checkpoints.verify import CheckpointVerdict, scrub_checkpoints
 
     log = arguments.open_log(pipeline, store)
     target = open_store(to)
-    report = backup.copy_pipeline(log.store, target, log.pipeline)
+    _print_report(log.pipeline, target, backup.copy_pipeline(log.store, target, log.pipeline))
+    _verify_copy(log.pipeline, target, checksums=not fast)
+
+
+def move_pipeline(
+    pipeline: SpecArgument,
+    target: Annotated[
+        str, typer.Argument(metavar="URL", help="Where it goes: s3://bucket/prefix or a folder.")
+    ],
+    store: StoreOption = None,
+) -> None:
+    """Move a pipeline to another bucket, prefix or folder; its driver has to be stopped.
+
+    The copy is verified before the move counts. From then on drivers refuse the old address.
+    Nothing is deleted there. If the command breaks off, run it again.
+    """
+    from tidegate.checkpoints.open_store import open_store
+    from tidegate.jobs.sinks import pipeline_move
+
+    spec, log = arguments.open_any_spec_and_log(pipeline, store)
+    place = open_store(target)
+    verify = partial(_verify_copy, log.pipeline, place, checksums=True)
+    _print_report(log.pipeline, place, pipeline_move.move_pipeline(spec, log, place, verify))
     output.print_line(
-        f"{log.pipeline}: {report.copied} of {report.objects} objects copied to {target.url},"
+        f"{log.pipeline} is at {place.url} now: give its drivers and Airflow that address"
+        " (TIDEGATE_STORE)"
+    )
+
+
+def _print_report(pipeline: str, target: Store, report: BackupReport) -> None:
+    output.print_line(
+        f"{pipeline}: {report.copied} of {report.objects} objects copied to {target.url},"
         f" {report.bytes:,} bytes"
     )
-    copy = SlotLog(target, log.pipeline)
+
+
+def _verify_copy(pipeline: str, target: Store, *, checksums: bool) -> None:
+    """Verify all checkpoints of a copy, and end with 1 if one is damaged."""
+    from tidegate.checkpoints.bucket_layout import CheckpointId
+    from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
+    from tidegate.checkpoints.slot_log import SlotLog
+    from tidegate.checkpoints.verify import CheckpointVerdict, scrub_checkpoints
+
+    copy = SlotLog(target, pipeline)
     chosen = [
         CheckpointId.parse(row.id) for row in CheckpointCatalog(copy).list_checkpoints() if row.id
     ]
-    results = [*scrub_checkpoints(copy, chosen, checksums=not fast)]
+    results = [*scrub_checkpoints(copy, chosen, checksums=checksums)]
     for result in results:
         if result.findings:
             output.print_text("verification", result=result, index=1, total=1)

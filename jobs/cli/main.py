@@ -13,6 +13,7 @@ import typer
 from tidegate.jobs.driver.leak_reports import close_stderr_at_exit
 
 from . import (
+    alert_commands,
     backup_command,
     case_commands,
     check_replay_quality,
@@ -58,6 +59,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "resume": run_commands.request_resume,
         "gc": tables_and_storage.collect_garbage,
         "backup": backup_command.copy_pipeline,
+        "move": backup_command.move_pipeline,
         "put": starter_spec.put_files,
         "reread": starter_spec.read_dead_letters_again,
     },
@@ -96,6 +98,7 @@ for _panel, _commands in _COMMANDS.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 app.add_typer(checkpoint_commands.app, name="checkpoints", rich_help_panel="Look")
 app.add_typer(splice_commands.app, name="splice", rich_help_panel="Run")
+app.add_typer(alert_commands.app, name="alerts", rich_help_panel="Look")
 
 
 def _print_version(wanted: bool) -> None:

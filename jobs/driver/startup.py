@@ -43,6 +43,8 @@ from tidegate.checkpoints.driver_requests import (
     read_desired_state,
     set_desired_state,
 )
+from tidegate.checkpoints.host_clock import PeriodicThread
+from tidegate.checkpoints.incidents import LOOK_EVERY, announce_incidents
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pins import RootsFile
@@ -65,6 +67,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .deploy_turn import DeployTurn
 from .epoch_listeners import Receivers
 from .epoch_loop import RunOutcome
+from .error_classification import log_background_failure
 from .errors import (
     CHECKPOINT_DAMAGED,
     CHECKPOINT_LEFT,
@@ -151,6 +154,10 @@ class LeasedSession(ABC):
         }
         silent_after = spec.supervision.silent_after
         self._status = StatusReporter(store, self._steps, facts, silent_after=silent_after)
+        self._supervised = spec
+        self._alerts = PeriodicThread("tidegate-alerts", self._announce, LOOK_EVERY)
+        if spec.supervision.alerts:
+            self._alerts.start()
 
     def run_to_end(self) -> RunOutcome:
         """Run until something ends it, and write and return how it ended.
@@ -178,6 +185,7 @@ class LeasedSession(ABC):
         If the store does not answer or refuses, the lease expires by itself.
         """
         # The end of the process cuts off what takes longer.
+        self._alerts.stop(5.0)
         self._housekeeper.stop(5.0)
         self._status.stop(10.0)
         self._steps.stop()
@@ -202,7 +210,19 @@ class LeasedSession(ABC):
         self, state: str, error: TidegateError | None = None, why: str | None = None
     ) -> None:
         self._status.set_state(state, error=error, why=why)
+        self._announce()
         self._listeners.on_end(error)
+
+    def _announce(self) -> None:
+        """Announce incidents; what fails is logged, and the next look tries it again."""
+        try:
+            for sent in announce_incidents(self._slot_log, self._supervised):
+                if sent.error is None:
+                    _log.info("announced", alert=sent.alert.title, receiver=sent.receiver)
+                else:
+                    log_background_failure("not_announced", "announcing incidents", sent.error)
+        except Exception as error:
+            log_background_failure("not_announced", "announcing incidents", error)
 
 
 def judge_failure(deploy: DeployTurn | None, store: Store, error: TidegateError) -> TidegateError:

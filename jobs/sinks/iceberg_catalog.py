@@ -331,13 +331,13 @@ def adopt_copied_store(spec: PipelineSpec, log: SlotLog) -> str:
     # The lease keeps a driver of the copy from reading the old uid while it changes.
     lease = Lease.acquire(store, spec.name, ProcessIdentity.this_process("adopt"))
     try:
-        _forget_published_tables(spec, log)
+        forget_published_tables(spec, log)
         return rewrite_identity(store, spec.name)
     finally:
         lease.release()
 
 
-def _forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
+def forget_published_tables(spec: PipelineSpec, log: SlotLog) -> None:
     """Delete the pointer to the tables, and drop the tables from a catalog that was copied along.
 
     No data file is deleted.

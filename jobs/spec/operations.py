@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from tidegate.json_types import read_data_file
 from tidegate.time_units import Duration, PositiveDuration
 
-from .event_time_options import OptionalDuration, SpecModel
+from .event_time_options import OmittedIfNone, OptionalDuration, SpecModel
 from .table_layout import TableLayout
 
 if TYPE_CHECKING:
@@ -145,6 +145,40 @@ class SubmitSpec(SpecModel):
     """Further Spark settings of the submission."""
 
 
+Reference = Annotated[str, Field(pattern=r"^env:[A-Za-z_]\w*$")]
+"""A secret as ``env:NAME``, never itself."""
+
+
+class AlertSpec(SpecModel):
+    """Who gets a message when an incident of the pipeline begins, and when it is over.
+
+    The driver and Airflow's sweep send it, so both need the variables.
+    """
+
+    slack: Reference | None = None
+    """Address of an incoming webhook of Slack, as ``env:NAME``."""
+    pagerduty: Reference | None = None
+    """Routing key of an Events API v2 integration of PagerDuty, as ``env:NAME``."""
+    pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
+    """Where events of PagerDuty go; another one in the EU."""
+    alertmanager: Reference | None = None
+    """Address of an Alertmanager, without ``/api/v2``, as ``env:NAME``."""
+    severity: Literal["critical", "warning"] = "critical"
+    """``warning`` announces critical incidents as warnings too, for pipelines that may wait."""
+    page: str | None = None
+    """Address of Airflow, such as ``https://airflow.example.org``: messages link the page."""
+
+    @property
+    def receivers(self) -> dict[str, str]:
+        """The receivers that are given, each with the variable of its address or key."""
+        receivers = {
+            "slack": self.slack,
+            "pagerduty": self.pagerduty,
+            "alertmanager": self.alertmanager,
+        }
+        return {name: reference for name, reference in receivers.items() if reference}
+
+
 class SupervisionSpec(SpecModel):
     """What Airflow does with the stream."""
 
@@ -216,7 +250,9 @@ class SupervisionSpec(SpecModel):
     maintain: str = "30 3 * * *"
     """Cron expression of retention, scrub and index maintenance."""
     owner: str = "tidegate"
-    """Owner of the Airflow DAGs."""
+    """Owner of the Airflow DAGs and of the incidents that are announced."""
+    alerts: OmittedIfNone[AlertSpec] = None
+    """Who gets messages about incidents. Without it none are sent."""
 
 
 Severity = Literal["warn", "critical", "off"]

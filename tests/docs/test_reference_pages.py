@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 from ruamel.yaml import YAML
 
+from tidegate.checkpoints.incidents import INCIDENT_KINDS
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 ROOT = Path(__file__).parents[2]
@@ -56,13 +57,14 @@ def list_table_rows(text: str) -> Iterator[list[str]]:
 
 
 def test_each_alert_has_its_severity_text_and_advice(generate: ModuleType) -> None:
-    """The page names every Prometheus rule; none of Prometheus' own templates is left in it."""
+    """Of incidents and of Prometheus' rules; none of Prometheus' own templates is left in it."""
     rules = YAML(typ="safe").load(ROOT / "infra" / "deploy" / "alerts.yaml")["groups"][0]["rules"]
     page = generate.render_alerts()
     rows = list(list_table_rows(page))
-    expected = [(f"`{rule['alert']}`", rule["labels"]["severity"]) for rule in rules]
-    assert [(row[0], row[1]) for row in rows] == expected
-    assert all(len(row) == 6 and all(row) for row in rows)
+    kinds = {name: kind["severity"] for name, kind in INCIDENT_KINDS.items()}
+    kinds |= {rule["alert"]: rule["labels"]["severity"] for rule in rules}
+    assert [(row[0], row[2]) for row in rows] == [(f"`{name}`", kinds[name]) for name in kinds]
+    assert all(len(row) == 7 and all(row) for row in rows)
     assert "{{" not in page
 
 

@@ -14,6 +14,7 @@ from tenacity import Retrying, stop_after_attempt
 
 from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import Bench, row, spec_of
+from tests.servers.alert_receivers import running
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -94,6 +95,31 @@ def test_a_driver_whose_store_was_wiped_names_what_is_lost(
     if wiped:
         lost = "up to t0-000007-ab and the tables, with 90 rows read and 80 released"
         assert lost in overview.driver.facts["error"]["message"]
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_driver_announces_the_error_that_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivered: bool
+) -> None:
+    """It needs no Airflow for that; a receiver that is away changes nothing of its end."""
+    store, alerts = MemoryStore(), {"slack": "env:SLACK_WEBHOOK_URL"}
+
+    def fail(*_: object) -> None:
+        raise TABLE_MISFIT(pipeline="p", table="events", cause="x")
+
+    with running() as receivers:
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", receivers.environment["SLACK_WEBHOOK_URL"])
+        receivers.answers = [] if delivered else [503]
+        run, view = _session(store, tmp_path, supervision={"alerts": alerts})
+        monkeypatch.setattr(DriverSession, "_run", fail)
+        with pytest.raises(TidegateError, match="events"):
+            run.run_to_end()
+        run.close()
+        view.close()
+    texts = [body["text"].partition("\n")[0] for _, body in receivers.taken]
+    assert len(texts) == delivered
+    assert all(text.startswith("*[critical] ") for text in texts)
+    assert receivers.refused == []
 
 
 @pytest.mark.parametrize(

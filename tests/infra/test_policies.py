@@ -22,6 +22,7 @@ _EXPECTED = {
     _P.roots_key: ("do", ""),
     _P.status_key: ("d", ""),
     _P.announced_key: ("d", ""),
+    _P.alerts_key: ("d", ""),
     _P.slot_key(0, 3): ("do", ""),
     _P.slot_key(12345, 3): ("do", ""),
     _P.state_prefix(_ATTEMPT) + "frontiers.parquet": ("de", "d"),

@@ -12,6 +12,7 @@ import pytest
 from tests.manual_clock import ManualClock, set_desired_at
 from tests.operators.clocks import World
 from tests.operators.conftest import Wait
+from tests.servers.alert_receivers import running
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -24,10 +25,12 @@ from tidegate.checkpoints.driver_requests import (
     read_desired_state,
     set_desired_state,
 )
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoredObject
 from tidegate.errors import PoisonError
+from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.operators import sweep_operator
 from tidegate.operators.driver_shutdown import (
     StopOrder,
@@ -237,3 +240,23 @@ def test_one_unreadable_pipeline_does_not_stop_the_sweep(empty_store: Store) -> 
     assert sweep.execute({"ti": task}) == ["b.stream", "c.stream"]
     with pytest.raises(PoisonError, match="the sweep could not judge a: "):
         SweepReportOperator(task_id="report").execute({"ti": task})
+
+
+def test_the_sweep_announces_what_no_driver_can(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a driver is gone. A receiver that is away does not turn the sweep red."""
+    earlier = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks() - 180_000_000)
+    set_desired_at(earlier, empty_store, "p", DesiredState.RUN, who="ann")
+    alerts = {"slack": "env:SLACK_WEBHOOK_URL"}
+    fields = {"kind": "job", "name": "p", "app": "a.py", "supervision": {"alerts": alerts}}
+    report = SweepReportOperator(task_id="report", specs=[JobSpec.model_validate(fields)])
+    task = SimpleNamespace(xcom_pull=lambda **_: {})
+    with running() as receivers:
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", receivers.environment["SLACK_WEBHOOK_URL"])
+        receivers.answers = [503]
+        for _ in range(3):
+            report.execute({"ti": task})
+    assert [body["text"].partition("\n")[0] for _, body in receivers.taken] == [
+        "*[critical] p: it should run, and no driver runs*"
+    ]

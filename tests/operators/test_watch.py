@@ -12,7 +12,7 @@ from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_reports import DriverLog, DriverStatus, write_status
 from tidegate.checkpoints.lease import Lease, LeaseView, read_lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState
+from tidegate.checkpoints.pipeline_overview import DriverOverview, PipelineState, needs_person
 from tidegate.operators.driver_launch import LaunchedDriver
 from tidegate.operators.liveness import (
     UNREADABLE_PATIENCE,
@@ -22,7 +22,6 @@ from tidegate.operators.liveness import (
     Observation,
     StreamObserver,
     judge_liveness,
-    needs_person,
 )
 
 ELSEWHERE = ProcessIdentity(

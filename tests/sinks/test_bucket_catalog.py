@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
-from tests.sinks.conftest import World
+from tests.sinks.conftest import UID, World
 from tests.sinks.table_checks import filled, is_table, once
 
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import _make_record, ensure_identity
 from tidegate.checkpoints.store import OutcomeUnknownError
 from tidegate.jobs.sinks import table_maintenance
-from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, _forget_published_tables, open_catalog
+from tidegate.jobs.sinks.iceberg_catalog import StoreCatalog, forget_published_tables, open_catalog
+from tidegate.jobs.sinks.pipeline_move import move_pipeline
 from tidegate.jobs.sinks.table_maintenance import CompactionResult, compact_tables
 
 
@@ -77,7 +79,7 @@ def test_a_copy_forgets_the_tables_of_the_original(world: World) -> None:
     world.sink().follow(world.log)
     catalog = open_catalog(world.spec, world.store)
     assert {"events", "late", "checkpoints"} <= {one[-1] for one in catalog.list_tables(("p",))}
-    _forget_published_tables(world.spec, world.log)
+    forget_published_tables(world.spec, world.log)
     assert catalog.list_tables(("p",)) == []
 
 
@@ -93,3 +95,27 @@ def test_what_is_not_there_and_what_is_there_twice(world: World) -> None:
     with pytest.raises(NoSuchTableError):
         catalog.load_table(("p", "events"))
     assert Path(location).exists()
+
+
+@pytest.mark.parametrize("layout", [{}, {"events": {"partition_by": ["bucket(2, carrier)"]}}])
+def test_a_move_takes_merged_files_and_partitions_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: dict[str, Any]
+) -> None:
+    """A restore after it takes back a part of a merged file."""
+    monkeypatch.setattr(table_maintenance, "_NEWEST_SLOTS_KEPT", 2)
+    monkeypatch.setattr(table_maintenance, "_MIN_FILES_PER_MERGE", 3)
+    world = filled(tmp_path / "origin", layout=layout)
+    # The uid of this module's publishers.
+    world.store.put("p/identity.json", _make_record(world.store, "p", UID).to_bytes())
+    assert compact_tables(world.spec, world.store)["events"].after < 6
+    (fourth,) = world.log.epochs_between(0, 4, 4)
+    target = World(LocalStore(tmp_path / "target"), tmp_path / "work", world.spec)
+    move_pipeline(world.spec, world.log, target.store)
+    sink = target.sink(uid=ensure_identity(target.store, "p"))
+    sink.follow(target.log)
+    assert target.exact(sink)
+    assert sink.open_table("events").spec().is_unpartitioned() is not bool(layout)
+    target.fork(fourth.epoch.id)
+    target.seal(1)
+    sink.follow(target.log)
+    assert target.exact(sink)

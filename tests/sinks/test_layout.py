@@ -16,7 +16,7 @@ from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, path
 
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
-from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables
+from tidegate.jobs.sinks.iceberg_catalog import forget_published_tables
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import (
     find_published_slot,
@@ -182,7 +182,7 @@ def test_a_second_publisher_finds_the_first_ones_files(tmp_path: Path) -> None:
     sink = world.sink()
     sink.follow(world.log)
     before = paths(sink.open_table("events"))
-    _forget_published_tables(world.spec, world.log)
+    forget_published_tables(world.spec, world.log)
     world.sink().follow(world.log)
     assert paths(world.sink().open_table("events")) == before
     assert world.exact(world.sink())

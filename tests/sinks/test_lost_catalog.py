@@ -6,7 +6,7 @@ import pytest
 from tests.sinks.conftest import World
 
 from tidegate.errors import ConfigurationError, FencedError, PoisonError
-from tidegate.jobs.sinks.iceberg_catalog import _forget_published_tables
+from tidegate.jobs.sinks.iceberg_catalog import forget_published_tables
 from tidegate.jobs.sinks.lineage_position import CurrentLineage
 
 
@@ -32,7 +32,7 @@ def test_catalog_is_rebuilt_from_the_log(world: World, lost: str) -> None:
     world.seal(2, ("events", "late"))
     sink.follow(world.log)
     if lost == "tables":
-        _forget_published_tables(world.spec, world.log)
+        forget_published_tables(world.spec, world.log)
     else:
         world.lose_catalog()
         world.store.delete("p/iceberg/current.json")

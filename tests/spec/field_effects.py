@@ -71,7 +71,11 @@ def list_models() -> tuple[type[BaseModel], ...]:
 
 
 def _index_readers() -> defaultdict[str, list[str]]:
-    code = [path for room in ("jobs", "operators", "expectations") for path in _list(room, "py")]
+    code = [
+        path
+        for room in ("checkpoints", "jobs", "operators", "expectations")
+        for path in _list(room, "py")
+    ]
     index = _index(code, r"\.([a-z_][a-z0-9_]*)")
     limits = _index(_list("expectations/suites", "yaml"), r"limit: ([a-z0-9_]+)")
     # Summaries take the limits that suites do not name.

@@ -1,0 +1,351 @@
+"""Incidents of a pipeline: found in its bucket, and announced once when they begin and end.
+
+The driver and Airflow's sweep both look. `alerts.json` says which incidents there are and which
+receivers have which message, so they do not announce the same twice. A process claims a message,
+sends it and notes that it arrived. If it ends in between, or the receiver does not take the
+message, another look sends it after `_CLAIM_TICKS`. So a message arrives at least once: it is
+repeated if a process ends right after sending it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from pydantic import Field
+
+from tidegate.errors import TidegateError
+from tidegate.jobs.spec.event_time_options import OmittedIfNone
+from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.operations import AlertSpec
+from tidegate.json_types import JsonObject, JsonView, read_data_file
+from tidegate.secret_masks import mask_address
+from tidegate.time_units import format_duration, parse_duration
+
+from .alert_delivery import Alert, send_alert
+from .bucket_layout import BucketLayout, generate_attempt_id
+from .deployed_specs import DeployedDocument, read_deployed
+from .driver_requests import DesiredState
+from .host_clock import SYSTEM_CLOCK, Clock
+from .illness_record import read_verdict
+from .pipeline_overview import (
+    PipelineOverview,
+    PipelineState,
+    needs_person,
+    read_overview,
+)
+from .record_models import BucketRecord
+from .shared_documents import SharedDocument, change_document
+from .slot_log import SlotLog
+
+LOOK_EVERY: Final = 60.0  # seconds between two looks of a driver
+# Ticks. A driver that fails again and again within this time is one incident.
+_OVER_AFTER = 120_000_000
+_CLAIM_TICKS = 60_000_000  # longer than all receivers of a pipeline may take to answer
+BACKLOG_EPOCHS: Final = 20
+"""Sealed epochs that the tables may lack; the driver itself waits at `outputs.max_unpublished`."""
+
+INCIDENT_KINDS: Final[Mapping[str, Mapping[str, str]]] = read_data_file(
+    __package__, "incident_kinds.toml"
+)
+"""Each kind of incident by its name; the file explains the fields."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a look has found.
+
+    Attributes:
+        says: what happened, in a sentence.
+        since: ticks; None: since this look.
+        kept: what is safe.
+        next_step: the next command; None: that of the kind.
+    """
+
+    says: str
+    since: int | None = None
+    kept: str | None = None
+    next_step: str | None = None
+
+
+Message = Literal["begin", "end"]
+
+
+class Claim(BucketRecord):
+    """The look that sends a message, and the ticks from which another one may send it."""
+
+    look: str
+    message: Message
+    until: int
+
+
+class Incident(BucketRecord):
+    """An incident that is not over, or whose end a receiver does not have yet.
+
+    Attributes:
+        gone_since: ticks since which no look has found it.
+        arrived: receiver -> the newest message that it has.
+        claims: receiver -> who sends it a message now.
+    """
+
+    says: str
+    since: int
+    kept: str
+    next_step: str
+    gone_since: OmittedIfNone[int] = None
+    arrived: dict[str, Message] = Field(default_factory=dict)
+    claims: dict[str, Claim] = Field(default_factory=dict)
+
+
+class AlertDocument(SharedDocument):
+    """The content of `alerts.json`: kind -> its incident."""
+
+    incidents: dict[str, Incident] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A message that was sent; `error` says why it did not arrive."""
+
+    alert: Alert
+    receiver: str
+    error: TidegateError | None = None
+
+
+def announce_incidents(
+    log: SlotLog,
+    spec: SupervisedSpec,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+    send: Callable[[str, AlertSpec, Alert], None] = send_alert,
+) -> list[Delivery]:
+    """Look at a pipeline, and send what its receivers do not have yet; return what was sent.
+
+    Args:
+        log: its log.
+        spec: names the receivers. Without any, nothing is read or sent.
+        clock: for ages and claims.
+        send: sends an alert to a receiver.
+    """
+    alerts = spec.supervision.alerts
+    if alerts is None:
+        return []
+    receivers = [*alerts.receivers]
+    key, look = BucketLayout(spec.name).alerts_key, generate_attempt_id()
+    findings = read_findings(log)
+    now = clock.wall_ticks()
+
+    def note(before: AlertDocument) -> AlertDocument:
+        """Note what there is, and claim what has to be sent."""
+        incidents = _merge_findings(spec.name, before.incidents, findings, now)
+        claimed = {
+            kind: _claim_messages(kind, incident, receivers, look, now)
+            for kind, incident in incidents.items()
+            if not _is_forgotten(incident, receivers, now)
+        }
+        return before.model_copy(update={"incidents": claimed})
+
+    document = change_document(log.store, key, AlertDocument(), note)
+    deliveries = []
+    for kind, incident in document.incidents.items():
+        for receiver in receivers:
+            claim = incident.claims.get(receiver)
+            is_claimed = claim is not None and claim.look == look
+            if not is_claimed and not _needs_reminder(receiver, incident):
+                continue
+            error = None
+            alert = build_alert(log.store.url, spec, kind, incident)
+            try:
+                send(receiver, alerts, alert)
+            except TidegateError as failure:
+                error = failure
+            if is_claimed or error is not None:
+                deliveries.append(Delivery(alert, receiver, error))
+            note_outcome = partial(_note_outcome, kind, receiver, look, arrived=error is None)
+            change_document(log.store, key, AlertDocument(), note_outcome)
+    return deliveries
+
+
+def _merge_findings(
+    pipeline: str, before: Mapping[str, Incident], findings: Mapping[str, Finding], now: int
+) -> dict[str, Incident]:
+    """The incidents after a look; texts and time stay those of the look that found it first."""
+    merged = {
+        kind: incident
+        if kind in findings or incident.gone_since is not None
+        else incident.model_copy(update={"gone_since": now})
+        for kind, incident in before.items()
+    }
+    for kind, finding in findings.items():
+        there = merged.get(kind)
+        if there is not None and "end" not in there.arrived.values():
+            merged[kind] = there.model_copy(update={"gone_since": None})
+            continue
+        merged[kind] = Incident(
+            says=finding.says,
+            # The clock of the host that reported it may be ahead.
+            since=min(finding.since or now, now),
+            kept=finding.kept or "everything sealed so far",
+            next_step=finding.next_step or INCIDENT_KINDS[kind]["next"].format(pipeline=pipeline),
+        )
+    return merged
+
+
+def _is_forgotten(incident: Incident, receivers: Sequence[str], now: int) -> bool:
+    """Whether it is over and no receiver waits for that message, or gets the first one just now."""
+    waits = any(incident.arrived.get(one) == "begin" for one in receivers)
+    gets = any(claim.until > now for claim in incident.claims.values())
+    return incident.gone_since is not None and not waits and not gets
+
+
+def _claim_messages(
+    kind: str, incident: Incident, receivers: Sequence[str], look: str, now: int
+) -> Incident:
+    """The incident with a claim of this look for each message that is due and no one sends."""
+    message: Message = "begin" if incident.gone_since is None else "end"
+    if incident.gone_since is None:
+        is_due = now - incident.since >= parse_duration(INCIDENT_KINDS[kind]["after"])
+    else:
+        is_due = now - incident.gone_since >= _OVER_AFTER
+    claims = dict(incident.claims)
+    for receiver in receivers if is_due else ():
+        arrived, claim = incident.arrived.get(receiver), claims.get(receiver)
+        is_missing = arrived == (None if message == "begin" else "begin")
+        if is_missing and (claim is None or claim.until <= now):
+            claims[receiver] = Claim(look=look, message=message, until=now + _CLAIM_TICKS)
+    return incident.model_copy(update={"claims": claims})
+
+
+def _needs_reminder(receiver: str, incident: Incident) -> bool:
+    """Whether the receiver forgets an alert that is not sent again."""
+    is_open = incident.gone_since is None and incident.arrived.get(receiver) == "begin"
+    return receiver == "alertmanager" and is_open
+
+
+def _note_outcome(
+    kind: str, receiver: str, look: str, before: AlertDocument, *, arrived: bool
+) -> AlertDocument:
+    """Free what this look has claimed; if the message did not arrive, the next look sends it."""
+    incident = before.incidents.get(kind)
+    claim = incident.claims.get(receiver) if incident else None
+    if incident is None or claim is None or claim.look != look:
+        return before
+    claims = {one: claim for one, claim in incident.claims.items() if one != receiver}
+    message = {receiver: claim.message} if arrived else {}
+    change = {"claims": claims, "arrived": {**incident.arrived, **message}}
+    changed = {kind: incident.model_copy(update=change)}
+    return before.model_copy(update={"incidents": {**before.incidents, **changed}})
+
+
+def build_alert(store: str, spec: SupervisedSpec, kind: str, incident: Incident) -> Alert:
+    """Return the message about an incident, which has begun, or is over.
+
+    Args:
+        store: address of the pipeline's store.
+        spec: says who owns the pipeline, how severe its incidents are, and where its page is.
+        kind: of the incident.
+        incident: the incident.
+    """
+    alerts = spec.supervision.alerts or AlertSpec()
+    severity = INCIDENT_KINDS[kind]["severity"]
+    page = alerts.page and f"{alerts.page.rstrip('/')}/tidegate/page?dag={spec.name}.stream"
+    return Alert(
+        pipeline=spec.name,
+        store=mask_address(store),
+        kind=kind,
+        severity="critical" if severity == alerts.severity == "critical" else "warning",
+        owner=spec.supervision.owner,
+        says=incident.says,
+        since=incident.since,
+        until=incident.gone_since,
+        kept=incident.kept,
+        next_step=incident.next_step,
+        page=page,
+    )
+
+
+def read_findings(log: SlotLog) -> dict[str, Finding]:
+    """Return the kinds of incidents that a pipeline has now; eight requests."""
+    overview = read_overview(log)
+    verdict = read_verdict(
+        log.store,
+        log.pipeline,
+        sealed_at=overview.newest.created_at if overview.newest else None,
+        now=overview.driver.read_at,
+    )
+    deployed = read_deployed(log.store, log.pipeline)
+    return dict(find_incidents(overview, verdict, deployed))
+
+
+def find_incidents(
+    overview: PipelineOverview,
+    verdict: JsonObject | None,
+    deployed: DeployedDocument,
+) -> Iterator[tuple[str, Finding]]:
+    """Yield the kinds of incidents in what was read; none while people want the pipeline stopped.
+
+    Args:
+        overview: of the pipeline.
+        verdict: of the newest quality run, as `read_verdict` returns it.
+        deployed: what is deployed.
+    """
+    if overview.desired.keeps_drivers_away:
+        return
+    yield from _find_driver_incidents(overview)
+    if deployed.failed is not None:
+        failed = deployed.failed
+        says = f"the deploy by {failed.deploy.who} failed: {failed.message}"
+        yield "deploy_failed", Finding(says, failed.at)
+    judged = verdict["verdict"] if verdict else None
+    if verdict and judged in ("fail", "warn"):
+        kind = "quality_failed" if judged == "fail" else "quality_warned"
+        says = f"the quality run of {verdict['at']} judged {verdict['checkpoint']} as {kind[8:]}"
+        yield kind, Finding(says)
+
+
+def _find_driver_incidents(overview: PipelineOverview) -> Iterator[tuple[str, Finding]]:
+    driver = overview.driver
+    facts, reported, report = driver.facts, driver.reported_state, driver.report
+    error = facts.get("error") or {}
+    # Its lease may not be free yet: the driver itself announces how it ends.
+    heard = report.at if report else 0
+    if reported is PipelineState.FAILED and needs_person(error):
+        yield "driver_failed", _describe_error(error, heard)
+        return
+    is_wanted = overview.desired.state is DesiredState.RUN
+    if driver.lease_expired and is_wanted and reported is not PipelineState.FINISHED:
+        why = f" ({error['message']})" if error else ""
+        says = f"it should run, and no driver runs{why}"
+        yield "driver_gone", Finding(says, max(heard, overview.desired.at))
+    elif overview.state is PipelineState.SILENT:
+        yield "driver_gone", Finding("its driver does not report any more", heard)
+    elif report is not None and overview.state in (PipelineState.RUNNING, PipelineState.WAITING):
+        yield from _find_hindrances(facts, report.step, driver.read_at)
+
+
+def _find_hindrances(facts: JsonView, step: str, now: int) -> Iterator[tuple[str, Finding]]:
+    """Yield what keeps a driver that runs from its work."""
+    waits = facts.get("state") == PipelineState.WAITING
+    passed = now - (facts.get("step_since") or now)  # ticks
+    if waits:
+        yield "no_progress", Finding(f"the driver waits: {facts.get('why')}")
+    elif passed > (facts.get("step_limit") or 0) * 1e6:
+        says = f"the step {step} has taken {format_duration(passed)}, longer than it may"
+        yield "no_progress", Finding(says, now - passed)
+    trouble = facts.get("trouble") or (facts.get("error") if waits else None)
+    if trouble:
+        yield "in_trouble", _describe_error(trouble, None)
+    if (facts.get("unpublished") or 0) > BACKLOG_EPOCHS:
+        says = f"{facts['unpublished']} sealed epochs are not in the tables or sinks yet"
+        yield "tables_behind", Finding(says)
+    if silent := facts.get("silent"):
+        yield "source_silent", Finding(f"no row from {', '.join(sorted(silent))}")
+    if stale := facts.get("stale"):
+        yield "source_stale", Finding(f"rows of {', '.join(sorted(stale))} are visible too late")
+
+
+def _describe_error(error: JsonView, since: int | None) -> Finding:
+    says = f"{error.get('message')} ({error.get('code')})"
+    return Finding(says, since, error.get("kept"), error.get("advice"))

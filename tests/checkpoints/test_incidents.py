@@ -1,0 +1,333 @@
+"""Incidents are found, announced once to every receiver, and once when they are over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.checkpoints.reporting_driver import bucket
+from tests.manual_clock import ManualClock
+from tests.servers.alert_receivers import ROUTING_KEY, AlertReceivers, running
+from tests.servers.memory_store import MemoryStore
+
+from tidegate.checkpoints.alert_delivery import Alert
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument, FailedDeploy
+from tidegate.checkpoints.driver_reports import DriverStatus, write_status
+from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
+from tidegate.checkpoints.errors import ALERT_NOT_DELIVERED
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.incidents import (
+    INCIDENT_KINDS,
+    Delivery,
+    announce_incidents,
+    find_incidents,
+)
+from tidegate.checkpoints.pipeline_overview import read_overview
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.operations import AlertSpec
+
+BROKEN = {
+    "class": "poison",
+    "code": "source.object_changed",
+    "message": "inbox/1.csv <changed> & more",
+    "kept": "everything sealed so far",
+    "advice": "tidegate checkpoints list p",
+}
+AWAY = {**BROKEN, "class": "transient", "code": "store.unavailable"}
+
+
+def make_spec(*receivers: str, **alerts: Any) -> JobSpec:
+    """A job `p` that announces to these receivers."""
+    names = {
+        "slack": "env:SLACK_WEBHOOK_URL",
+        "pagerduty": "env:PAGERDUTY_KEY",
+        "alertmanager": "env:ALERTMANAGER_URL",
+    }
+    given = {name: names[name] for name in receivers} | alerts
+    supervision = {"owner": "shop-team", "alerts": given}
+    fields = {"kind": "job", "name": "p", "app": "a.py", "supervision": supervision}
+    return JobSpec.model_validate(fields)
+
+
+def report(store: MemoryStore, state: str, **facts: Any) -> None:
+    """Let the driver of `p` report."""
+    body = {"state": state, **facts}
+    at = SYSTEM_CLOCK.wall_ticks()
+    write_status(store, "p", DriverStatus(token=1, driver="d", step="move", at=at, body=body))
+
+
+class Looks:
+    """Looks of drivers and sweeps at `p`, on one clock, with one receiver."""
+
+    def __init__(self) -> None:
+        self.store = bucket("held")
+        set_desired_state(self.store, "p", DesiredState.RUN, who="ann")
+        self.clock = ManualClock(wall_ticks=SYSTEM_CLOCK.wall_ticks())
+        self.log = SlotLog(self.store, "p")
+        self.sent: list[str] = []
+        self.fails = False
+
+    def send(self, receiver: str, _: AlertSpec, alert: Alert) -> None:
+        """Take a message, or refuse it."""
+        if self.fails:
+            raise ALERT_NOT_DELIVERED(pipeline="p", receiver=receiver, address="x", cause="500")
+        self.sent.append("begin" if alert.until is None else "end")
+
+    def look(self, after: float = 0.0, receiver: str = "slack") -> list[Delivery]:
+        """Look once, some seconds later."""
+        self.clock.advance(after)
+        spec = make_spec(receiver)
+        return announce_incidents(self.log, spec, clock=self.clock, send=self.send)
+
+
+@pytest.fixture
+def receivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[AlertReceivers]:
+    with running() as found:
+        for name, value in found.environment.items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def test_each_receiver_takes_begin_and_end(receivers: AlertReceivers) -> None:
+    """In its provider's schema, with all that a person on call needs."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    spec = make_spec(
+        "slack",
+        "pagerduty",
+        "alertmanager",
+        page="https://airflow.example.org/",
+        pagerduty_url=f"{receivers.url}/v2/enqueue",
+    )
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    report(looks.store, "running")
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    looks.clock.advance(121)
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    assert receivers.refused == []
+    by_path: dict[str, list[Any]] = {}
+    for path, body in receivers.taken:
+        by_path.setdefault(path.split("/")[1], []).append(body)
+    slack, pagerduty, alertmanager = by_path["services"], by_path["v2"], by_path["api"]
+    assert "*[critical] p: inbox/1.csv &lt;changed&gt; &amp; more" in slack[0]["text"]
+    for part in (
+        "since: 20",
+        "kept: everything sealed so far",
+        "page: https://airflow.example.org/tidegate/page?dag=p.stream",
+        "next: tidegate checkpoints list p",
+        "owner: shop-team",
+    ):
+        assert part in slack[0]["text"]
+    assert "*[over] p: " in slack[1]["text"]
+    assert "until: 20" in slack[1]["text"]
+    assert [one["event_action"] for one in pagerduty] == ["trigger", "resolve"]
+    assert pagerduty[0]["dedup_key"] == pagerduty[1]["dedup_key"]
+    assert [one[0]["labels"] for one in alertmanager] == [alertmanager[0][0]["labels"]] * 2
+    ends = [one[0]["endsAt"] for one in alertmanager]
+    assert ends[1] < ends[0]
+    assert [len(slack), len(pagerduty), len(alertmanager)] == [2, 2, 2]
+
+
+def test_driver_and_sweep_do_not_send_the_same_twice() -> None:
+    """A look in the middle of another one's sending, and all later looks, send nothing."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    send = looks.send
+
+    def look_meanwhile(receiver: str, given: AlertSpec, alert: Alert) -> None:
+        assert announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=send) == []
+        send(receiver, given, alert)
+
+    announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=look_meanwhile)
+    assert looks.look(3600) == []
+    assert looks.sent == ["begin"]
+
+
+def test_a_refused_message_is_sent_by_the_next_look() -> None:
+    """Whoever looks next, such as the sweep after a driver that lacks the variable."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    looks.fails = True
+    assert [sent.error is None for sent in looks.look()] == [False]
+    looks.fails = False
+    assert [sent.error for sent in looks.look()] == [None]
+    assert looks.sent == ["begin"]
+
+
+def test_a_look_that_dies_holds_its_message_for_a_minute() -> None:
+    """Its claim ends by itself."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=die)
+    assert looks.look(59) == []
+    looks.look(2)
+    assert looks.sent == ["begin"]
+
+
+def test_what_passes_soon_is_not_announced() -> None:
+    """A driver that waits for less than five minutes."""
+    looks = Looks()
+    report(looks.store, "waiting", error=AWAY)
+    assert [looks.look(), looks.look(299)] == [[], []]
+    report(looks.store, "running")
+    looks.look()
+    report(looks.store, "waiting", error=AWAY)
+    assert looks.look() == []
+    assert [sent.alert.kind for sent in looks.look(301)] == ["in_trouble"]
+
+
+def test_an_incident_that_comes_back_at_once_is_the_same() -> None:
+    """A driver that fails again and again is announced once, and once when it stays well."""
+    looks = Looks()
+    for _ in range(3):
+        report(looks.store, "failed", error=BROKEN)
+        looks.look(60)
+        report(looks.store, "running")
+        looks.look(60)
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+    report(looks.store, "failed", error=BROKEN)
+    looks.look(60)
+    assert looks.sent == ["begin", "end", "begin"]
+
+
+def test_a_new_incident_waits_for_no_old_receiver() -> None:
+    """Slack never took the end of the first incident, which the second continues for it."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    looks.look()
+    report(looks.store, "running")
+    looks.look(60)
+    looks.fails = True
+    looks.look(121)
+    report(looks.store, "failed", error=BROKEN)
+    looks.fails = False
+    assert looks.look(60) == []
+    assert looks.sent == ["begin"]
+
+
+def test_an_incident_that_passes_while_it_is_announced_ends_with_a_message() -> None:
+    """Another look finds the driver well before the first message has arrived."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    send = looks.send
+
+    def recover_meanwhile(receiver: str, given: AlertSpec, alert: Alert) -> None:
+        report(looks.store, "running")
+        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=send)
+        send(receiver, given, alert)
+
+    announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=recover_meanwhile)
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+
+
+def test_alertmanager_is_reminded_while_an_incident_lasts() -> None:
+    """It forgets alerts that no one sends again; people get one message of it all the same."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    deliveries = [looks.look(60, "alertmanager") for _ in range(3)]
+    assert looks.sent == ["begin"] * 3
+    assert [len(one) for one in deliveries] == [1, 0, 0]
+
+
+def test_a_stop_ends_the_incident() -> None:
+    """People know of a pipeline that they have stopped."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    looks.look()
+    set_desired_state(looks.store, "p", DesiredState.STOPPED, who="ann")
+    looks.look()
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+    looks.look()
+    assert json.loads(looks.store.get(BucketLayout("p").alerts_key).data)["incidents"] == {}
+
+
+def test_a_pipeline_that_may_wait_pages_no_one() -> None:
+    """`severity: warning`."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    spec = make_spec("slack", severity="warning")
+    (sent,) = announce_incidents(looks.log, spec, clock=looks.clock, send=looks.send)
+    assert sent.alert.severity == "warning"
+
+
+def test_hooks_are_never_written_or_shown(
+    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the store, and not in the error of a receiver that is away or refuses."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    url = f"{receivers.url}/v2/enqueue"
+    spec = make_spec("slack", "pagerduty", pagerduty_url=url)
+    receivers.answers = [500, 500]
+    refused = announce_incidents(looks.log, spec, clock=looks.clock)
+    monkeypatch.setenv("SLACK_WEBHOOK_URL", "http://127.0.0.1:1/services/T0/B0/hush")
+    away = announce_incidents(looks.log, spec, clock=looks.clock)
+    errors = [one.error for one in (*refused, *away) if one.error]
+    shown = [json.dumps(error.as_dict()) for error in errors]
+    stored = [looks.store.get(info.key).data.decode() for info in looks.store.list_objects("")]
+    assert len(errors) == 3
+    assert [text for text in (*shown, *stored) if "hush" in text or ROUTING_KEY in text] == []
+    assert all("env:" in text for text in shown)
+
+
+@pytest.mark.parametrize("receiver", ["slack", "pagerduty", "alertmanager"])
+def test_a_spec_names_only_the_variable(receiver: str) -> None:
+    """An address in a spec would lie in git and in the bucket."""
+    with pytest.raises(ValidationError, match="pattern"):
+        AlertSpec.model_validate({receiver: "https://hooks.slack.com/services/T0/B0/hush"})
+
+
+_DEPLOY = Deploy(digest="a" * 64, who="ann", at=1)
+_FAILED = DeployedDocument(failed=FailedDeploy(deploy=_DEPLOY, at=1, code="c", message="m"))
+_FOUND: list[tuple[str, str, dict[str, Any], set[str]]] = [
+    ("held", "running", {}, set()),
+    ("held", "failed", {"error": BROKEN}, {"driver_failed"}),
+    ("free", "failed", {"error": BROKEN}, {"driver_failed"}),
+    ("free", "failed", {"error": AWAY}, {"driver_gone"}),
+    ("dead", "running", {}, {"driver_gone"}),
+    ("free", "finished", {}, set()),
+    ("held", "waiting", {"error": AWAY, "why": "trying"}, {"no_progress", "in_trouble"}),
+    ("held", "waiting", {"why": "a merge has the next slot"}, {"no_progress"}),
+    ("held", "running", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "running", {"trouble": AWAY}, {"in_trouble"}),
+    ("held", "running", {"unpublished": 21}, {"tables_behind"}),
+    ("held", "running", {"silent": {"web": 7}}, {"source_silent"}),
+    ("held", "running", {"stale": {"web": 7.0}}, {"source_stale"}),
+]
+
+
+@pytest.mark.parametrize(("lease", "state", "facts", "kinds"), _FOUND)
+def test_incidents_of_a_driver(
+    lease: str, state: str, facts: dict[str, Any], kinds: set[str]
+) -> None:
+    """By its lease and what it reports."""
+    store = bucket(lease)
+    set_desired_state(store, "p", DesiredState.RUN, who="ann")
+    report(store, state, **facts)
+    found = find_incidents(read_overview(SlotLog(store, "p")), None, DeployedDocument())
+    assert {kind for kind, _ in found} == kinds
+
+
+def test_incidents_of_quality_and_deploys() -> None:
+    """They need no driver; with those of drivers, they are all kinds that there are."""
+    overview = read_overview(SlotLog(bucket("held", "running"), "p"))
+    kinds = {kind for *_, own in _FOUND for kind in own}
+    for word, expected in (("fail", "quality_failed"), ("warn", "quality_warned"), ("pass", None)):
+        verdict = {"verdict": word, "at": "2026-11-29", "checkpoint": "t0-1-abcdef"}
+        found = {kind for kind, _ in find_incidents(overview, verdict, _FAILED)}
+        assert found == {"deploy_failed", expected} - {None}
+        kinds |= found
+    assert kinds == INCIDENT_KINDS.keys()

@@ -1,0 +1,189 @@
+"""A moved pipeline goes on at its new address, with its tables; the origin is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.sinks.conftest import World, make_spec
+
+from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseObserver, LeaseView
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import (
+    ProcessIdentity,
+    ensure_identity,
+    read_identity,
+    refuse_copied_store,
+)
+from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.sinks import pipeline_move
+from tidegate.jobs.sinks.iceberg_sink import IcebergSink
+from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.pipeline_move import move_pipeline
+
+TABLES = ("events", "late")
+ELSEWHERE = ProcessIdentity(
+    driver="d", host="elsewhere", boot="b", namespace="n", pid=7, start_ticks=9
+)
+
+
+@pytest.fixture
+def origin(world: World) -> World:
+    """Five epochs, of which two were retired; the tables lack the last one."""
+    uid = ensure_identity(world.store, "p")
+    world.seal(4, TABLES)
+    world.sink(uid=uid).follow(world.log)
+    world.retire(1)
+    world.retire(2)
+    world.seal(1, TABLES)
+    return world
+
+
+def make_target(origin: World, tmp_path: Path) -> World:
+    """The place that the pipeline moves to, with nothing in it."""
+    return World(LocalStore(tmp_path / "target"), tmp_path / "work", origin.spec)
+
+
+def list_objects(world: World) -> dict[str, str]:
+    """What is in a store, by key."""
+    return {info.key: info.etag for info in world.store.list_objects("")}
+
+
+def count_rows(sink: IcebergSink) -> list[dict[int, int]]:
+    """Slot -> rows of each table."""
+    tables = (sink.open_table(table).scan().to_arrow() for table in TABLES)
+    return [dict(sorted(Counter(one["_epoch"].to_pylist()).items())) for one in tables]
+
+
+def test_a_moved_pipeline_goes_on_with_its_tables(origin: World, tmp_path: Path) -> None:
+    """Also rows of retired epochs, which only the tables have; sinks know it by its uid."""
+    target = make_target(origin, tmp_path)
+    uid = read_identity(origin.store, "p")
+    move_pipeline(origin.spec, origin.log, target.store)
+    assert ensure_identity(target.store, "p") == uid
+    assert uid is not None
+    sink = target.sink(uid=uid)
+    assert sink.follow(target.log) == 1
+    target.seal(2, TABLES)
+    sink.follow(target.log)
+    assert count_rows(sink) == [dict.fromkeys(range(1, 8), 2)] * 2
+    cut = read_published_cut(target.store, "p")
+    assert cut is not None
+    assert cut.upto == 7
+    assert all(place.startswith(target.store.uri("p/iceberg/")) for place in cut.tables.values())
+    for table in TABLES:
+        files = sink.open_table(table).inspect.files()["file_path"].to_pylist()
+        assert [path for path in files if not path.startswith(target.store.uri("p/"))] == []
+
+
+def test_a_restore_after_the_move_takes_rows_back(origin: World, tmp_path: Path) -> None:
+    """To a checkpoint from before the move; the rebuilt tables follow."""
+    target = make_target(origin, tmp_path)
+    third = origin.log.read_slot(0, 3)
+    assert third is not None
+    move_pipeline(origin.spec, origin.log, target.store)
+    uid = ensure_identity(target.store, "p")
+    lease = Lease.acquire(target.store, "p", ProcessIdentity.this_process(), uid=uid)
+    plan = plan_restore(target.log, third.record.id)  # type: ignore[union-attr]
+    commit_restore(target.log, lease, plan, request_id="r", who="ann", why="")
+    sink = target.sink(uid=uid)
+    sink.follow(target.log)
+    assert count_rows(sink) == [{1: 2, 2: 2, 3: 2}] * 2
+
+
+def test_the_origin_is_refused_afterwards(origin: World, tmp_path: Path) -> None:
+    """It is a copy of what was moved; a second move has nothing to do there."""
+    target = make_target(origin, tmp_path)
+    move_pipeline(origin.spec, origin.log, target.store)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        ensure_identity(origin.store, "p")
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        move_pipeline(origin.spec, origin.log, LocalStore(tmp_path / "third"))
+
+
+def test_a_move_is_refused_while_a_driver_lives(
+    origin: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied; the driver goes on."""
+    target = make_target(origin, tmp_path)
+    lease = Lease.acquire(origin.store, "p", ELSEWHERE)
+    look = LeaseObserver.observe
+
+    def renew_and_look(observer: LeaseObserver) -> LeaseView | None:
+        lease.renew()
+        return look(observer)
+
+    monkeypatch.setattr(LeaseObserver, "observe", renew_and_look)
+    with pytest.raises(LeaseHeldError):
+        move_pipeline(origin.spec, origin.log, target.store)
+    assert list_objects(target) == {}
+    lease.renew()
+
+
+@pytest.mark.parametrize("breaks", ["copy_pipeline", "_rebuild_tables", "verify", "identity"])
+def test_a_move_that_breaks_off_is_begun_again(
+    origin: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
+) -> None:
+    """Behind any of its steps. At most one of the two places accepts a driver at any time."""
+    target = make_target(origin, tmp_path)
+    uid = read_identity(origin.store, "p")
+    with monkeypatch.context() as patch:
+        verify = _fail if breaks == "verify" else _do_nothing
+        if breaks == "identity":
+            patch.setattr(target.store, "compare_and_swap", _fail)
+        elif breaks != "verify":
+            step = getattr(pipeline_move, breaks)
+
+            def break_behind(*given: object) -> None:
+                step(*given)
+                raise KeyboardInterrupt
+
+            patch.setattr(pipeline_move, breaks, break_behind)
+        with pytest.raises(KeyboardInterrupt):
+            move_pipeline(origin.spec, origin.log, target.store, verify)
+    with pytest.raises(ConfigurationError):
+        refuse_copied_store(target.store, "p")
+    if breaks != "identity":
+        refuse_copied_store(origin.store, "p")
+        origin.seal(1, TABLES)  # it may go on instead
+    move_pipeline(origin.spec, origin.log, target.store)
+    sink = target.sink(uid=ensure_identity(target.store, "p"))
+    sink.follow(target.log)
+    assert count_rows(sink) == [dict.fromkeys(range(1, target.log.head().slot + 1), 2)] * 2
+    assert read_identity(target.store, "p") == uid
+    with pytest.raises(ConfigurationError):
+        refuse_copied_store(origin.store, "p")
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def test_nothing_at_the_target_is_overwritten(origin: World, tmp_path: Path) -> None:
+    """Another pipeline of this name, one that runs there, or objects of someone else."""
+    other, foreign = make_target(origin, tmp_path / "a"), make_target(origin, tmp_path / "b")
+    ensure_identity(other.store, "p")
+    foreign.store.put("p/notes.txt", b"mine")
+    for place in (other, foreign, origin):
+        before = list_objects(place)
+        with pytest.raises(ConfigurationError):
+            move_pipeline(origin.spec, origin.log, place.store)
+        assert {
+            key: tag for key, tag in list_objects(place).items() if "lease" not in key
+        } == before
+    refuse_copied_store(origin.store, "p")
+
+
+def test_tables_of_a_shared_catalog_are_not_moved(origin: World, tmp_path: Path) -> None:
+    """Its entries name the addresses of the origin."""
+    target = make_target(origin, tmp_path)
+    spec = make_spec(outputs={"catalog": "sqlite:////tmp/none.sqlite"})
+    with pytest.raises(ConfigurationError, match="in a catalog of its own"):
+        move_pipeline(spec, origin.log, target.store)
+    assert list_objects(target) == {}
