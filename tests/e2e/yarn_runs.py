@@ -423,9 +423,15 @@ SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "job": run_job,
 }
 RUNS: Final = (
-    *((name, mode) for name in SCENARIOS if name != "job" for mode in MODES),
-    # A job does not run in cluster mode: the script would not travel.
-    ("job", "client"),
+    ("launch", "client"),
+    ("launch", "cluster"),
+    ("adopt", "client"),
+    ("queue", "client"),
+    ("executor", "client"),
+    ("node", "client"),
+    ("master", "client"),
+    ("stop", "client"),
+    ("restore", "client"),
 )
 """Each scenario with the modes in which it is run."""
 
