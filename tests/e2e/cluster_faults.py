@@ -127,6 +127,7 @@ class Bench:
                 "spark.speculation": str(fault == "slow").lower(),
                 "spark.speculation.interval": "100ms",
                 "spark.speculation.quantile": "0.3",
+                "spark.speculation.multiplier": "1.2",
                 # Of a stage with few tasks, too.
                 "spark.speculation.task.duration.threshold": "1s",
                 "spark.network.timeout": "60s",
@@ -211,7 +212,7 @@ FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "job-1": kill_in_job_1,
     "job-2": kill_in_job_2,
 }
-RUNS: Final = (("job-1", "standalone"), ("job-2", "standalone"))
+RUNS: Final = (("job-1", "standalone"), ("job-2", "standalone"), ("job-2", "connect"))
 """Each fault with the masters on which it is run."""
 
 

@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,7 @@ class TaskFaults:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._written = folder / "written.jsonl"
+        self._started = folder / "started"
         self._slowness = folder / "slowness"
 
     def environment(self) -> dict[str, str]:
@@ -73,6 +75,20 @@ class TaskFaults:
         lines = self._written.read_text().splitlines() if self._written.exists() else []
         return [WrittenFile(**json.loads(line)) for line in lines]
 
+    def note_start(self) -> None:
+        """Called by a worker: note a task that begins to read."""
+        from pyspark import TaskContext
+
+        if (task := TaskContext.get()) is not None:
+            with self._started.open("a") as out:
+                print(task.stageId(), task.partitionId(), task.taskAttemptId(), file=out)
+
+    def count_repeated_tasks(self) -> int:
+        """How many tasks have begun to read more than once."""
+        lines = self._started.read_text().splitlines() if self._started.exists() else []
+        tasks = Counter(line.rpartition(" ")[0] for line in set(lines))
+        return sum(attempts > 1 for attempts in tasks.values())
+
     def note(self, written: WrittenFile) -> None:
         """Called by a worker: note a file, and die with the executor if that is the order."""
         with self._written.open("a") as out:
@@ -97,7 +113,7 @@ class TaskFaults:
 
 
 def install() -> None:
-    """Wrap the function by which tasks store rows; nothing where no folder is named."""
+    """Wrap the functions by which tasks read and store rows; nothing where no folder is named."""
     folder = os.environ.get(FOLDER)
     if folder is None or not any("pyspark" in part for part in psutil.Process().cmdline()):
         return
@@ -105,6 +121,10 @@ def install() -> None:
 
     faults = TaskFaults(Path(folder))
     attempt_files.store_task_rows = _wrap(attempt_files.store_task_rows, faults)
+    # Later: it imports the modules that take the function above by its name.
+    from tidegate.jobs.rows import batch_reading
+
+    batch_reading.read_in_batches = _slow_down(batch_reading.read_in_batches, faults)
 
 
 def _wrap(store: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
@@ -123,3 +143,16 @@ def _wrap(store: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
         return found
 
     return store_and_note
+
+
+def _slow_down(read: Callable[..., Iterator[Any]], faults: TaskFaults) -> Callable[..., Any]:
+    def read_slowly(*order: Any) -> Iterator[Any]:
+        began = time.monotonic()
+        faults.note_start()
+        found = list(read(*order))
+        # A read of a few objects is short; a task takes about a second.
+        seconds = max(time.monotonic() - began, 1.0)
+        time.sleep((faults.read_slowness() - 1.0) * seconds)
+        yield from found
+
+    return read_slowly
