@@ -49,6 +49,10 @@ kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): driv
 yarn: venv java warm ## drivers on a real YARN (106 MB of jars, fetched once), compared with local runs; ends with "N of N on YARN" (ARGS="launch")
 	$(BIN)/python -m tests.e2e.yarn_runs $(ARGS)
 
+.PHONY: cluster-faults
+cluster-faults: venv java warm ## executors of a real cluster killed while they write; ends with "N faults, 0 differences" (ARGS="job-1")
+	$(BIN)/python -m tests.e2e.cluster_faults $(ARGS)
+
 .PHONY: routes
 routes: venv java warm ## flights through objects, landing and Kafka, each killed in the middle: the same windows (ARGS="--days 3")
 	$(BIN)/python -m tests.e2e.routes $(ARGS)

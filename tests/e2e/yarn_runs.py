@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -24,22 +24,35 @@ from typing import Final
 from unittest.mock import patch
 
 import psutil
+from airflow.sdk.exceptions import TaskDeferred
 
 from tests.e2e.drivers import Piped, Steady
 from tests.e2e.feed import SPEC
+from tests.operators.supervising import make_context
+from tests.sealed_queries.apps import Clicks
+from tests.sealed_queries.rig import KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
-from tests.servers.yarn import YarnCluster, run_yarn
+from tests.servers.processes import list_children
+from tests.servers.yarn import NARROW_QUEUE, YarnCluster, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
-from tidegate.jobs.spec.operations import JARS, SubmitSpec
+from tidegate.checkpoints.host_clock import poll_until
+from tidegate.checkpoints.lease import read_lease
+from tidegate.checkpoints.open_store import open_store
+from tidegate.checkpoints.pipeline_overview import PipelineState
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.spec.loader import load_any_spec
+from tidegate.jobs.spec.operations import JARS, SubmitSpec, SupervisionSpec
 from tidegate.operators.driver_launch import (
     LaunchedDriver,
     launch_driver,
     send_signal,
 )
 from tidegate.operators.driver_shutdown import StopOrder, StopTimeouts, stop_driver
+from tidegate.operators.liveness import StreamObserver
 from tidegate.operators.store_access import StoreAccess
+from tidegate.operators.stream_operator import StreamOperator
 
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
 _ON_YARN: Final = """\
@@ -50,7 +63,13 @@ spark:
   conf: {spark.executor.instances: "2", spark.executor.memory: 512m}"""
 _PATIENCE: Final = 900.0  # seconds, on a busy machine
 EXECUTOR: Final = "org.apache.spark.executor.YarnCoarseGrainedExecutorBackend"
-MODES: Final = ("client", "cluster")
+MASTERS: Final = {
+    "client": "org.apache.spark.deploy.yarn.ExecutorLauncher",
+    "cluster": "org.apache.spark.deploy.yarn.ApplicationMaster",
+}
+MODES: Final = tuple(MASTERS)
+_QUEUED: Final = 20.0  # seconds
+_JOB_FILES: Final = 4
 NODES: Final = 2
 
 
@@ -94,25 +113,56 @@ class Rig:
 
 
 class Submitted:
-    """A pipeline on YARN, launched as a task of Airflow launches it."""
+    """A driver on YARN, launched as a task of Airflow launches it.
 
-    def __init__(self, rig: Rig, piped: Piped, mode: str) -> None:
-        self.rig, self.piped, self.mode = rig, piped, mode
-        self.name = piped.spec.name
+    Args:
+        rig: the servers.
+        spec_file: of the pipeline or job. What is launched has its files in the same folder.
+        store_url: its store.
+        mode: client or cluster.
+        conf: further settings of Spark.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        spec_file: Path,
+        store_url: str,
+        mode: str,
+        conf: Mapping[str, str] | None = None,
+    ) -> None:
+        self.rig, self.spec_file, self.store_url, self.mode = rig, spec_file, store_url, mode
+        self.name = load_any_spec(spec_file).name
+        self.log = SlotLog(open_store(store_url), self.name)
         self.submitted: LaunchedDriver | None = None
+        self._conf = {**_describe_site(rig.folder), **(conf or {})}
         self._earlier = 0
+        self._has_lost_submitter = False
 
     def launch(self, recover_to: str = "latest") -> LaunchedDriver:
         """Submit a driver."""
         self._earlier = len(self.rig.yarn.list_applications())
-        access = StoreAccess(self.piped.store_url)
-        options = SubmitSpec(conn_id=f"yarn_{self.mode}", conf=_describe_site(self.rig.folder))
-        with patch.dict(os.environ, {"TIDEGATE_HOME": str(self.piped.folder / "home")}):
+        self._has_lost_submitter = False
+        access = StoreAccess(self.store_url)
+        options = SubmitSpec(conn_id=f"yarn_{self.mode}", conf=self._conf)
+        with patch.dict(os.environ, {"TIDEGATE_HOME": str(self.spec_file.parent / "home")}):
             self.submitted = launch_driver(
-                self.name, str(self.piped.spec_file), access, recover_to, submit=options
+                self.name, str(self.spec_file), access, recover_to, submit=options
             )
         self.rig.submitted.append(self.submitted)
         return self.submitted
+
+    def kill_submitter(self) -> None:
+        """kill -9 of what waits for the driver: in cluster mode, all of spark-submit."""
+        assert self.submitted is not None
+        self._has_lost_submitter = True
+        if self.mode == "cluster":
+            assert send_signal(self.submitted.leader, signal.SIGKILL, group=True)
+            return
+        module = "tidegate.operators.spark_submission"
+        below = list_children(self.submitted.leader.pid)
+        (waiting,) = [process for process in below if module in process.cmdline()]
+        waiting.kill()
 
     def wait(self, true: Callable[[], object], what: str) -> None:
         """Wait until something is true, while spark-submit has not failed."""
@@ -121,17 +171,13 @@ class Submitted:
         while not true():
             assert time.monotonic() < deadline, f"{what} not seen: {self.read_log()[-6000:]}"
             code = self.submitted.read_exit_code()
-            assert code in (None, 0), f"spark-submit ended with {code}: {self.read_log()[-6000:]}"
+            is_well = code in (None, 0) or self._has_lost_submitter
+            assert is_well, f"spark-submit ended with {code}: {self.read_log()[-6000:]}"
             time.sleep(0.2)
 
     def wait_until_sealed(self, slot: int) -> None:
         """Wait until so many epochs are sealed."""
-        self.wait(lambda: self.piped.log().head().slot >= slot, f"epoch {slot}")
-
-    def wait_until_done(self) -> None:
-        """Wait until YARN calls the application a success, and compare the tables."""
-        self.wait_until_ended()
-        self.rig.check(self.piped)
+        self.wait(lambda: self.log.head().slot >= slot, f"epoch {slot}")
 
     def wait_until_ended(self) -> None:
         """Wait until YARN calls the application a success."""
@@ -141,11 +187,25 @@ class Submitted:
         assert yarn.read_final_status(self.application()) == "SUCCEEDED", log[-6000:]
         assert "python_tasks_unavailable" not in log, log[-6000:]
 
+    def stop(self) -> None:
+        """Stop the driver as a person does, and wait until its application has ended."""
+        store, why = self.log.store, "a scenario of YARN"
+        set_desired_state(store, self.name, DesiredState.STOPPED, who="a test", why=why)
+        order = StopOrder("a test", why, timeouts=StopTimeouts(request=_PATIENCE))
+        said = stop_driver(store, self.name, order)
+        assert said == "the driver drained and stopped by itself", said
+        self.wait_until_ended()
+
     def read_log(self) -> str:
         """What the driver wrote: here in client mode, in its container in cluster mode."""
         assert self.submitted is not None
         here = Path(self.submitted.log).read_text(errors="replace")
         return here + self.rig.yarn.read_output(self.application())
+
+    def read_token(self) -> int:
+        """The fencing token of the lease; 0 before the first driver."""
+        lease = read_lease(self.log.store, self.name)
+        return lease.token if lease else 0
 
     def application(self) -> str:
         """Id of the application of the launch; `none` before there is one."""
@@ -157,35 +217,139 @@ class Submitted:
         return self.rig.yarn.count_attempts(self.application())
 
 
+class SubmittedPipeline(Submitted):
+    """The pipeline of this name, fed with the objects of `Rig.expected`."""
+
+    def __init__(
+        self, rig: Rig, name: str, mode: str, conf: Mapping[str, str] | None = None
+    ) -> None:
+        self.piped = rig.feed(name)
+        super().__init__(rig, self.piped.spec_file, self.piped.store_url, mode, conf)
+
+    def wait_until_done(self) -> None:
+        """Wait until YARN calls the application a success, and compare the tables."""
+        self.wait_until_ended()
+        self.rig.check(self.piped)
+
+
 def launch(rig: Rig, mode: str) -> str:
     """A driver in this mode reads everything and ends."""
-    run = Submitted(rig, rig.feed(f"launch-{mode}"), mode)
+    run = SubmittedPipeline(rig, f"launch-{mode}", mode)
     run.launch()
     run.wait_until_done()
-    return f"{run.piped.log().head().slot} epochs"
+    return f"{run.log.head().slot} epochs"
+
+
+def adopt(rig: Rig, mode: str) -> str:
+    """The submitting process dies; a new task finds the driver alive and launches no other."""
+    run = SubmittedPipeline(rig, f"adopt-{mode}", mode)
+    run.launch()
+    run.wait_until_sealed(1)
+    run.kill_submitter()
+    sealed, token = run.log.head().slot, run.read_token()
+    task = StreamOperator(
+        task_id="stream",
+        pipeline=run.name,
+        spec=str(run.spec_file),
+        supervision=SupervisionSpec(rotate_after=None),
+    )
+    with patch.dict(os.environ, {"TIDEGATE_STORE": run.store_url}):
+        try:
+            task.execute(make_context())
+        except TaskDeferred as deferred:
+            trigger = deferred.trigger
+    assert trigger.launched is None, "a second driver was launched"
+    assert trigger.floor == token
+    run.wait_until_done()
+    assert run.read_token() == token
+    assert run.count_attempts() == 1
+    assert run.log.head().slot > sealed
+    return f"adopted after epoch {sealed} of {run.log.head().slot}"
+
+
+def wait_for_queue(rig: Rig, mode: str) -> str:
+    """The queue gives nothing for a while; then the same driver reads everything."""
+    hold = rig.yarn.fill_narrow_queue()
+    run = SubmittedPipeline(rig, f"queue-{mode}", mode, {"spark.yarn.queue": NARROW_QUEUE})
+    launched = run.launch()
+    observer = StreamObserver(run.log.store, run.name, floor=1, launched=launched)
+    run.wait(lambda: rig.yarn.read_state(run.application()) == "ACCEPTED", "an application")
+
+    def has_waited() -> bool:
+        seen = observer.observe()
+        assert seen is not None
+        assert seen.state is PipelineState.RUNNING, seen.why
+        return observer.seen is not None and observer.seen.launched_for > _QUEUED
+
+    run.wait(has_waited, "a driver that waits for the queue")
+    assert rig.yarn.read_state(run.application()) == "ACCEPTED"
+    assert run.log.head().slot <= 0
+    rig.yarn.kill_application(hold)
+    run.wait_until_done()
+    assert run.read_token() == 1
+    return f"{_QUEUED:g} s without resources, then {run.log.head().slot} epochs"
 
 
 def lose_executor(rig: Rig, mode: str) -> str:
     """kill -9 of an executor while an epoch is computed; YARN gives another one."""
-    run = Submitted(rig, rig.feed(f"executor-{mode}"), mode)
+    run = SubmittedPipeline(rig, f"executor-{mode}", mode)
     run.launch()
     run.wait_until_sealed(1)
-    victim: list[psutil.Process] = []
-
-    def finds_busy_executor() -> bool:
-        victim[:] = [one for one in rig.yarn.find_containers(EXECUTOR) if _has_busy_worker(one)]
-        return bool(victim)
-
-    run.wait(finds_busy_executor, "an executor that computes")
+    victim = _wait_for_busy_executor(run)
     before = {one.pid for one in rig.yarn.find_containers(EXECUTOR)}
-    sealed = run.piped.log().head().slot
-    victim[0].kill()
+    sealed = run.log.head().slot
+    victim.kill()
     run.wait(
         lambda: {one.pid for one in rig.yarn.find_containers(EXECUTOR)} - before, "a new executor"
     )
     run.wait_until_done()
     assert run.count_attempts() == 1
-    return f"killed after epoch {sealed} of {run.piped.log().head().slot}"
+    return f"killed after epoch {sealed} of {run.log.head().slot}"
+
+
+def lose_node(rig: Rig, mode: str) -> str:
+    """kill -9 of a NodeManager with all of its containers, one of which computes."""
+    run = SubmittedPipeline(rig, f"node-{mode}", mode)
+    run.launch()
+    run.wait_until_sealed(1)
+    victim = _wait_for_busy_executor(run)
+    sealed = run.log.head().slot
+    rig.yarn.kill_node(rig.yarn.find_node(victim))
+    rig.yarn.add_node()
+    run.wait_until_done()
+    return f"lost after epoch {sealed} of {run.log.head().slot}, {run.count_attempts()} attempts"
+
+
+def lose_master(rig: Rig, mode: str) -> str:
+    """kill -9 of the application master, which in cluster mode has the driver; YARN starts another.
+
+    The second attempt takes the lease, so that nothing of the first one can be sealed after it.
+    """
+    run = SubmittedPipeline(rig, f"master-{mode}", mode)
+    run.launch()
+    run.wait_until_sealed(1)
+    _wait_for_busy_executor(run)
+    (master,) = rig.yarn.find_containers(MASTERS[mode])
+    sealed, token = run.log.head().slot, run.read_token()
+    master.kill()
+    run.wait_until_done()
+    assert run.count_attempts() == 2
+    # In client mode the driver is no part of the application master, and goes on.
+    assert run.read_token() == token + (1 if mode == "cluster" else 0)
+    return f"killed after epoch {sealed} of {run.log.head().slot}"
+
+
+def _wait_for_busy_executor(run: Submitted) -> psutil.Process:
+    """An executor with a Python worker that computes at this moment."""
+    found: list[psutil.Process] = []
+
+    def finds_one() -> bool:
+        executors = run.rig.yarn.find_containers(EXECUTOR)
+        found[:] = [one for one in executors if _has_busy_worker(one)]
+        return bool(found)
+
+    run.wait(finds_one, "an executor that computes")
+    return found[0]
 
 
 def _has_busy_worker(executor: psutil.Process) -> bool:
@@ -198,44 +362,74 @@ def _has_busy_worker(executor: psutil.Process) -> bool:
 
 def stop(rig: Rig, mode: str) -> str:
     """A stop lets the driver drain and YARN's application succeed; the next one goes on."""
-    run = Submitted(rig, rig.feed(f"stop-{mode}"), mode)
+    run = SubmittedPipeline(rig, f"stop-{mode}", mode)
     run.launch()
     run.wait_until_sealed(2)
-    store, why = run.piped.store(), "a scenario of YARN"
-    set_desired_state(store, run.name, DesiredState.STOPPED, who="a test", why=why)
-    order = StopOrder("a test", why, timeouts=StopTimeouts(request=_PATIENCE))
-    said = stop_driver(store, run.name, order)
-    assert said == "the driver drained and stopped by itself", said
-    sealed = run.piped.log().head().slot
-    run.wait_until_ended()
+    run.stop()
+    sealed = run.log.head().slot
     assert sealed < rig.epochs
-    set_desired_state(store, run.name, DesiredState.RUN, who="a test", why=why)
+    set_desired_state(run.log.store, run.name, DesiredState.RUN, who="a test", why="it goes on")
     run.launch()
     run.wait_until_done()
-    return f"stopped after epoch {sealed} of {run.piped.log().head().slot}"
+    return f"stopped after epoch {sealed} of {run.log.head().slot}"
 
 
 def restore(rig: Rig, mode: str) -> str:
     """A driver launched with a checkpoint goes back to it, on a new timeline."""
-    run = Submitted(rig, rig.feed(f"restore-{mode}"), mode)
+    run = SubmittedPipeline(rig, f"restore-{mode}", mode)
     run.launch()
     run.wait_until_done()
-    target = CheckpointCatalog(run.piped.log()).list_checkpoints()[-2]
+    target = CheckpointCatalog(run.log).list_checkpoints()[-2]
     run.launch(str(target.id))
     run.wait_until_done()
-    assert run.piped.log().head().timeline == 1
-    return f"back to {target.id}, then {run.piped.log().head().slot} epochs"
+    assert run.log.head().timeline == 1
+    return f"back to {target.id}, then {run.log.head().slot} epochs"
+
+
+def run_job(rig: Rig, mode: str) -> str:
+    """An own job: its driver is killed, the next one goes on, and the sinks do not show it."""
+    with closing(KilledJob(rig.folder / "local-job", {}, Clicks, _JOB_FILES)) as local:
+        local.run_to_end_of_input()
+        expected = local.app.outputs()
+    small = {"spark.executor.instances": "1", "spark.executor.memory": "512m"}
+    url = f"s3://{rig.minio.bucket}/job-{mode}"
+    folder = rig.folder / f"job-{mode}"
+    with closing(KilledJob(folder, small, Clicks, _JOB_FILES, url, location="bucket")) as job:
+        run = Submitted(rig, folder / "job.yaml", url, mode)
+        run.launch()
+        run.wait(lambda: job.positions().get("per_minute", -1) >= 1, "two batches")
+        sealed = dict(job.positions())
+        job.find_holder().kill()
+        assert run.submitted is not None
+        leader = run.submitted.leader
+        assert poll_until(leader.is_proven_dead, _PATIENCE, 0.2)
+        run.launch()
+        run.wait(job.is_complete, "all files")
+        run.stop()
+        assert job.app.outputs() == expected
+        job.read_line()
+    return f"killed after batch {sealed['per_minute']}, then all of {_JOB_FILES} files"
 
 
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
+    "adopt": adopt,
+    "queue": wait_for_queue,
     "executor": lose_executor,
+    "node": lose_node,
+    "master": lose_master,
     "stop": stop,
     "restore": restore,
+    "job": run_job,
 }
 RUNS: Final = (
     ("launch", "client"),
+    ("launch", "cluster"),
+    ("adopt", "client"),
+    ("queue", "client"),
     ("executor", "client"),
+    ("node", "client"),
+    ("master", "client"),
     ("stop", "client"),
     ("restore", "client"),
 )

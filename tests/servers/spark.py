@@ -41,6 +41,8 @@ class Cluster:
     workers: Sequence[ProcessId]
     log: Path
     """The master's."""
+    pid: int
+    """The master's."""
 
     def busiest(self) -> int:
         """The worker with most executors: its death is felt."""
@@ -69,7 +71,12 @@ class Cluster:
 
 @contextmanager
 def standalone(
-    folder: Path, workers: int, *, cores: int = 2, hidden: Path | None = None
+    folder: Path,
+    workers: int,
+    *,
+    cores: int = 2,
+    hidden: Path | None = None,
+    environments: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[Cluster]:
     """A master with so many workers, of so many cores each.
 
@@ -78,6 +85,7 @@ def standalone(
         workers: how many.
         cores: of each.
         hidden: a folder that the workers see empty, as hosts with another disk would.
+        environments: of each worker, beside that of this process; empty for no such variables.
     """
     port = choose_free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -108,16 +116,16 @@ def standalone(
             ]
             size = ["--cores", str(cores), "--memory", "2g"]
             log = folder / f"worker-{number}.log"
-            marks.append(
-                _start(log, f"{own}.worker.Worker", *place, *size, url, prefix=_apart(hidden))
-            )
+            command = [f"{own}.worker.Worker", *place, *size, url]
+            more = environments[number] if environments else {}
+            marks.append(_start(log, *command, prefix=_apart(hidden), environment=more))
         for number in range(workers):
             _until(
                 folder / f"worker-{number}.log",
                 "Successfully registered with master",
                 marks[number + 1],
             )
-        yield Cluster(url, marks[1:], folder / "master.log")
+        yield Cluster(url, marks[1:], folder / "master.log", marks[0].pid)
     finally:
         kill_processes(marks)
 
@@ -178,7 +186,12 @@ def _apart(hidden: Path | None) -> list[str]:
     )
 
 
-def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessId:
+def _start(
+    log: Path,
+    *command: str,
+    prefix: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> ProcessId:
     """Run one of Spark's own classes with the Spark that pyspark brings along."""
     spark = find_spec("pyspark")
     assert spark is not None
@@ -193,7 +206,10 @@ def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessId:
         "PYSPARK_PYTHON": sys.executable,
     }
     return spawn_process(
-        [*prefix, f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent
+        [*prefix, f"{home}/bin/spark-class", *command],
+        log=log,
+        env=inherited | own | dict(environment or {}),
+        cwd=log.parent,
     )
 
 

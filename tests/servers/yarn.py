@@ -9,17 +9,20 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from getpass import getuser
 from pathlib import Path
-from typing import Final
-from urllib.request import urlopen
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 from xml.sax.saxutils import escape
 
 import psutil
 
 from tests.servers.jars import ensure_jars
 from tests.servers.processes import list_children
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.infra.local_processes import (
     LOOPBACK,
     ProcessId,
@@ -47,6 +50,7 @@ _JARS: Final = (
 )
 _JARS_SHA256: Final = "217c2af1466163905b12e23b1165eb2d6d52e38f6acfaebebb1b729735ca2969"
 _SERVER: Final = "org.apache.hadoop.yarn.server"
+_REGISTERED: Final = "Registered with ResourceManager as "
 _PATIENCE: Final = 300.0  # seconds, on a busy machine
 _LISTENERS: Final = (
     "yarn.resourcemanager.address",
@@ -70,10 +74,19 @@ _SITE: Final = {
     # A node that is silent for so long (ms) is lost. A busy machine needs more than seconds.
     "yarn.nm.liveness-monitor.expiry-interval-ms": "30000",
 }
-_QUEUE: Final = {
-    "yarn.scheduler.capacity.root.queues": "default",
-    "yarn.scheduler.capacity.root.default.capacity": "100",
+NARROW_QUEUE: Final = "narrow"
+"""Runs one application at a time: the next one waits until that one has ended."""
+_QUEUES: Final = "yarn.scheduler.capacity.root"
+_SCHEDULER: Final = {
+    f"{_QUEUES}.queues": f"default,{NARROW_QUEUE}",
+    f"{_QUEUES}.default.capacity": "50",
+    f"{_QUEUES}.{NARROW_QUEUE}.capacity": "50",
+    # One user may take what is free in all queues.
+    f"{_QUEUES}.default.user-limit-factor": "2",
+    f"{_QUEUES}.{NARROW_QUEUE}.user-limit-factor": "2",
     "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
+    # The first application is always let in.
+    f"{_QUEUES}.{NARROW_QUEUE}.maximum-am-resource-percent": "0.001",
     "yarn.scheduler.capacity.node-locality-delay": "-1",
 }
 _LOG_SETTINGS: Final = """\
@@ -115,14 +128,14 @@ class YarnCluster:
             {"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(self.folder / "tmp")},
         )
         _write_settings(self.conf / "yarn-site.xml", self._site)
-        _write_settings(self.conf / "capacity-scheduler.xml", _QUEUE)
+        _write_settings(self.conf / "capacity-scheduler.xml", _SCHEDULER)
         (self.conf / "log4j.properties").write_text(_LOG_SETTINGS)
         log = self.folder / "resourcemanager.log"
         self._manager = self._java(log, self.conf, f"{_SERVER}.resourcemanager.ResourceManager")
-        self._wait(self._manager, log, 0)
+        self._wait(self._manager, log, lambda: bool(self._ask("info")))
 
     def add_node(self) -> int:
-        """Start one more NodeManager and wait until the ResourceManager counts it.
+        """Start one more NodeManager and wait until the ResourceManager has it.
 
         Raises:
             TimeoutError: as for `start`.
@@ -136,11 +149,10 @@ class YarnCluster:
         }
         (place / "conf").mkdir(parents=True)
         _write_settings(place / "conf" / "yarn-site.xml", settings)
-        before = self._count_nodes()
         log = self.folder / f"nodemanager-{number}.log"
         own = f"{place / 'conf'}{os.pathsep}{self.conf}"
         self.nodes.append(self._java(log, own, f"{_SERVER}.nodemanager.NodeManager"))
-        self._wait(self.nodes[number], log, before + 1)
+        self._wait(self.nodes[number], log, lambda: _REGISTERED in log.read_text(errors="replace"))
         return number
 
     def kill_node(self, number: int) -> None:
@@ -161,6 +173,45 @@ class YarnCluster:
     def list_applications(self) -> list[str]:
         """Ids of all applications, the oldest first, as the ResourceManager's log has them."""
         return re.findall(r" (application_\w+) State change from NEW to ", self._read_log())
+
+    def fill_narrow_queue(self) -> str:
+        """Run an application in the queue that sleeps; returns its id when it runs."""
+        application = str(self._ask("apps/new-application", "POST", {})["applicationId"])
+        submission = {
+            "applicationId": application,
+            "applicationName": "sleeper",
+            "queue": NARROW_QUEUE,
+            "containerLaunchContextInfo": {"commands": ["exec sleep 3600"]},
+            "resource": {"memory": 128, "vCores": 1},
+        }
+        self._ask("apps", "POST", submission)
+        number = application.removeprefix("application_")
+        began = re.compile(rf"appattempt_{number}_\d+ State change from ALLOCATED to LAUNCHED")
+        poll_until(lambda: began.search(self._read_log()), _PATIENCE, 0.3)
+        assert began.search(self._read_log()), f"no sleeper: {self._read_log()[-3000:]}"
+        return application
+
+    def kill_application(self, application: str) -> None:
+        """End an application as YARN's command line does."""
+        self._ask(f"apps/{application}/state", "PUT", {"state": "KILLED"})
+
+    def read_state(self, application: str) -> str:
+        """ACCEPTED while it waits for resources, RUNNING, FINISHED; `none` before it is known."""
+        with suppress(HTTPError):
+            return str(self._ask(f"apps/{application}/state")["state"])
+        return "none"
+
+    def _ask(self, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
+        """The ResourceManager's answer; empty without a content."""
+        request = Request(
+            f"http://{self._web}/ws/v1/cluster/{path}?user.name={getuser()}",
+            method=method,
+            headers={"Content-Type": "application/json", "Accept": "application/json"},
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        with urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else {}
 
     def read_final_status(self, application: str) -> str:
         """SUCCEEDED, FAILED or KILLED; UNDEFINED while the application has not ended."""
@@ -189,6 +240,11 @@ class YarnCluster:
                     found.append(process)
         return found
 
+    def find_node(self, container: psutil.Process) -> int:
+        """The number of the node that runs a process in a container."""
+        below = [list_children(mark.pid) for mark in self.nodes]
+        return next(number for number, found in enumerate(below) if container in found)
+
     def _java(self, log: Path, conf: Path | str, main_class: str) -> ProcessId:
         opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in ("lang", "util")]
         path = f"{conf}{os.pathsep}{self._class_path}"
@@ -197,15 +253,11 @@ class YarnCluster:
         command = ["java", *options, "-cp", path, main_class]
         return spawn_process(command, log=log, env=dict(os.environ), cwd=self.folder)
 
-    def _count_nodes(self) -> int:
-        with urlopen(f"http://{self._web}/ws/v1/cluster/metrics", timeout=30) as answer:
-            return int(json.load(answer)["activeNodes"])
-
-    def _wait(self, mark: ProcessId, log: Path, nodes: int) -> None:
+    def _wait(self, mark: ProcessId, log: Path, is_up: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE
         while True:
             with suppress(OSError):
-                if self._count_nodes() >= nodes:
+                if is_up():
                     return
             if not is_process_alive(mark) or time.monotonic() > deadline:
                 raise TimeoutError(f"not up: {log.read_text(errors='replace')[-3000:]}")

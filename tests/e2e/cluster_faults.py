@@ -1,0 +1,260 @@
+"""Faults of a standalone cluster, by itself and behind a Spark Connect server.
+
+`python -m tests.e2e.cluster_faults slow --master connect` runs one fault. After each one every row
+is in exactly one place, all tables are those of a driver without a cluster, and no process has read
+a file that no manifest names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from unittest.mock import patch
+
+import pyarrow.parquet as pq
+
+from tests.e2e.drivers import Piped, Steady
+from tests.e2e.feed import SPEC
+from tests.e2e.task_faults import SLOW_WORKER, TaskFaults
+from tests.rows_on_spark.processes import Family, Seen
+from tests.rows_on_spark.proxy import NamingProxy, run_proxy
+from tests.rows_on_spark.requests import StorePlace
+from tests.servers.minio import RealMinio, running
+from tests.servers.spark import Cluster, connect_server, standalone
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import FailureClass
+
+MASTERS: Final = ("standalone", "connect")
+OBJECTS: Final = 3
+_LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
+_FEED: Final = SPEC.replace("barrier: long}", "barrier: long, payload: string}")
+_PAYLOAD: Final = 96 << 10  # bytes of a row: 40 of them make an object that is a unit of its own
+_RESTARTS: Final = 3
+_PATIENCE: Final = 900.0  # seconds, on a busy machine
+
+
+class _Strangers(Family):
+    """Processes that need no names here."""
+
+    def find_owner(self, port: int, listening: int) -> Seen | None:
+        """No one."""
+        return None
+
+
+class Heavy(Steady):
+    """The steady pipeline with rows of many bytes, so that a cut has several units."""
+
+    def __init__(self, folder: Path, store_url: str | None, spark: str) -> None:
+        super().__init__(folder, OBJECTS, store_url, spec=_FEED.replace(_LOCAL, spark))
+        dice = random.Random(11)
+        for file in sorted(self.inbox.rglob("*.parquet")):
+            rows = pq.read_table(file)
+            payload = [
+                base64.b64encode(dice.randbytes(_PAYLOAD)).decode() for _ in range(len(rows))
+            ]
+            pq.write_table(rows.append_column("payload", [payload]), file)
+        if store_url is not None:
+            for file in sorted(self.inbox.rglob("*")):
+                if file.is_file():
+                    self.store().upload(file, str(file.relative_to(self.inbox)))
+
+
+@dataclass
+class Rig:
+    """Servers for one fault."""
+
+    minio: RealMinio
+    proxy: NamingProxy
+    cluster: Cluster
+    faults: TaskFaults
+    pipeline: Heavy
+    stoppable: Sequence[int]
+    """Processes that make the cluster, as the driver sees it, with all below them."""
+
+
+@dataclass
+class Bench:
+    """What all faults share.
+
+    Args:
+        folder: for everything.
+        minio: the store.
+        away: seconds for which a driver loses its cluster.
+    """
+
+    folder: Path
+    minio: RealMinio
+    away: float
+
+    @cached_property
+    def expected(self) -> dict[str, list[str]]:
+        """The tables of a driver without a cluster."""
+        local = Heavy(self.folder / "local", None, _LOCAL)
+        assert local.run() == 0, local.log_text()
+        return local.content()
+
+    @contextmanager
+    def open_rig(self, fault: str, kind: str) -> Iterator[Rig]:
+        """A cluster of two workers, the second of which may be slow, and a pipeline that is fed."""
+        name = f"{fault}-{kind}"
+        folder = self.folder / name
+        folder.mkdir()
+        faults = TaskFaults(folder / "faults")
+        with ExitStack() as stack:
+            proxy = stack.enter_context(run_proxy(self.minio.server.port, _Strangers("")))
+            store = {**self.minio.environment(), "TIDEGATE_S3_ENDPOINT": proxy.endpoint}
+            own = {**store, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+            stack.enter_context(patch.dict(os.environ, own))
+            with patch.dict(os.environ, faults.environment()):
+                cluster = stack.enter_context(
+                    standalone(folder, 2, cores=1, environments=({}, {SLOW_WORKER: "1"}))
+                )
+            stoppable = [cluster.pid, *(worker.pid for worker in cluster.workers)]
+            settings = {
+                "spark.executor.memory": "1g",
+                "spark.speculation": str(fault == "slow").lower(),
+                "spark.speculation.interval": "100ms",
+                "spark.speculation.quantile": "0.3",
+                "spark.speculation.multiplier": "1.2",
+                # Of a stage with few tasks, too.
+                "spark.speculation.task.duration.threshold": "1s",
+                "spark.network.timeout": "60s",
+            }
+            if kind == "connect":
+                server = stack.enter_context(
+                    connect_server(folder, {**settings, "spark.master": cluster.master})
+                )
+                stoppable.append(server.mark.pid)
+                spark = f"spark: {{master: '{server.address}'}}"
+            else:
+                conf = ", ".join(f'{key}: "{value}"' for key, value in settings.items())
+                spark = (
+                    f"spark: {{master: '{cluster.master}', driver_memory: 1g, conf: {{{conf}}}}}"
+                )
+            url = f"s3://{self.minio.bucket}/{name}"
+            pipeline = Heavy(folder / "p", url, spark)
+            yield Rig(self.minio, proxy, cluster, faults, pipeline, stoppable)
+
+    def check(self, rig: Rig) -> str:
+        """Compare all tables, audit each row, and look for reads of files that no manifest names."""
+        pipeline = rig.pipeline
+        found = pipeline.content()
+        different = [name for name, rows in self.expected.items() if found[name] != rows]
+        assert different == [], f"other rows than without a cluster: {different}"
+        assert pipeline.exact().problems == []
+        assert "python_tasks_unavailable" not in pipeline.log_text(1)
+        requests = list(rig.proxy.requests)  # those of the readers above, too
+        named = list_named_files(pipeline.log())
+        place = StorePlace(self.minio.bucket, pipeline.store_url.rpartition("/")[2], "steady")
+        read = {place.get_key(one.path) for one in requests if one.method == "GET"}
+        written = rig.faults.read_written()
+        orphans = {one.key for one in written} - named
+        assert named & read, "the proxy has seen no read at all"
+        assert orphans & read == set(), "a file was read that no manifest names"
+        assert len({one.key for one in written}) == len(written), "two tasks wrote one name"
+        return f"{len(written)} files of tasks, {len(orphans)} of them named by no manifest"
+
+
+def list_named_files(log: SlotLog) -> set[str]:
+    """The keys of all files that the manifests of a log name."""
+    head = log.head().slot
+    epochs = log.epochs_between(0, 1, head)
+    return {file.key for filled in epochs for file in filled.epoch.all_files()}
+
+
+def kill_in_job_1(bench: Bench, rig: Rig) -> str:
+    """kill -9 of an executor, when a task that reads rows has written its late ones."""
+    return _kill_executor(bench, rig, "table:late")
+
+
+def kill_in_job_2(bench: Bench, rig: Rig) -> str:
+    """kill -9 of an executor, when a task that releases rows has written its file."""
+    return _kill_executor(bench, rig, "table:events")
+
+
+def _kill_executor(bench: Bench, rig: Rig, kind: str) -> str:
+    rig.faults.kill_executor_after(kind)
+    _run_to_end(rig)
+    assert rig.faults.has_killed(kind), "no executor was killed"
+    result = bench.check(rig)
+    assert not result.endswith(" 0 of them named by no manifest"), result
+    return result
+
+
+def _run_to_end(rig: Rig) -> None:
+    _wait_for_end(rig.pipeline, rig.pipeline.start())
+
+
+def _wait_for_end(pipeline: Piped, driver: subprocess.Popen[bytes]) -> int:
+    """Wait for the end, and start a driver again that gave up for a passing reason; how often."""
+    for restarts in range(_RESTARTS):
+        code = driver.wait(timeout=_PATIENCE)
+        if code == 0:
+            return restarts
+        assert code == FailureClass.TRANSIENT.exit_code, f"{code}: {pipeline.log_text()}"
+        driver = pipeline.start()
+    raise AssertionError(f"{_RESTARTS} drivers gave up: {pipeline.log_text()}")
+
+
+FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
+    "job-1": kill_in_job_1,
+    "job-2": kill_in_job_2,
+}
+RUNS: Final = (("job-1", "standalone"), ("job-2", "standalone"), ("job-2", "connect"))
+"""Each fault with the masters on which it is run."""
+
+
+@contextmanager
+def open_bench(folder: Path, away: float) -> Iterator[Bench]:
+    """A store for all faults until the end of the block."""
+    with running(folder) as minio:
+        yield Bench(folder, minio, away)
+
+
+def run_fault(bench: Bench, name: str, master: str) -> str:
+    """Run a fault on servers of its own; what it has done."""
+    with bench.open_rig(name, master) as rig:
+        return FAULTS[name](bench, rig)
+
+
+def main() -> int:
+    """Run the faults that the command line names, on the masters that it names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(FAULTS)}; default: all")
+    parser.add_argument("--master", choices=MASTERS, help="default: both")
+    parser.add_argument("--away", type=float, default=120.0, help="seconds without the cluster")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(FAULTS):
+        parser.error(f"no fault {', '.join(sorted(unknown))}")
+    masters = [options.master] if options.master else MASTERS
+    names = options.names or FAULTS
+    chosen = [(name, master) for name, master in RUNS if name in names and master in masters]
+    differences = 0
+    with TemporaryDirectory() as folder, open_bench(Path(folder), options.away) as bench:
+        for name, master in chosen:
+            began = time.monotonic()
+            try:
+                result = run_fault(bench, name, master)
+            except AssertionError as error:
+                differences += 1
+                result = f"DIFFERENT: {error}"
+            seconds = time.monotonic() - began
+            print(f"{name} {master}: {result} ({seconds:.0f} s)", flush=True)  # noqa: T201
+    print(f"{len(chosen)} faults, {differences} differences")  # noqa: T201
+    return int(differences > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
