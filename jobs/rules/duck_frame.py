@@ -159,9 +159,21 @@ def query_table(rows: Any, query: str, values: Any = None, *, for_frames: bool =
 
     `for_frames` as in `open_database`.
     """
+    if rows.num_rows == 0 and not values:
+        return _query_no_rows(rows.schema, query, for_frames=for_frames)
+    return _query_some_rows(rows, query, values, for_frames=for_frames)
+
+
+def _query_some_rows(rows: Any, query: str, values: Any, *, for_frames: bool) -> Any:
     with open_database(for_frames=for_frames) as session:
         session.register("rows", rows)
         return session.sql(query, params=values).to_arrow_table()
+
+
+# Each look at an object asks for its columns in this way, and planning takes milliseconds.
+@lru_cache(64)
+def _query_no_rows(schema: Any, query: str, *, for_frames: bool) -> Any:
+    return _query_some_rows(schema.empty_table(), query, None, for_frames=for_frames)
 
 
 def compute_columns(rows: Any, expressions: str) -> Any:
@@ -209,7 +221,7 @@ class DuckFrame:
     @classmethod
     def from_table(cls, table: Any) -> Self:
         """Return the rows of an Arrow table or dataset."""
-        name = f"rows_{next(_NUMBERS)}"
+        name = f"_table_{next(_NUMBERS)}"
         return cls(f"SELECT * FROM {name}", {name: table})
 
     def selectExpr(self, *columns: str) -> Self:  # noqa: N802 - Spark's name
@@ -265,9 +277,11 @@ class DuckFrame:
     @cached_property
     def types(self) -> dict[str, str]:
         """Column -> its type in DuckDB's words."""
-        described = self._run(f"DESCRIBE {self._query}")
-        names, kinds = (described[c].to_pylist() for c in ("column_name", "column_type"))
-        return dict(zip(names, kinds, strict=True))
+        query, schemas = self._query, list[Any]()
+        for number, (name, table) in enumerate(self._tables.items()):
+            query = re.sub(rf"FROM {name}\b", f"FROM _origin_{number}", query)
+            schemas.append(table.schema)
+        return dict(_describe_query(query, tuple(schemas)))
 
     @property
     def columns(self) -> list[str]:
@@ -282,6 +296,16 @@ class DuckFrame:
             for name, table in self._tables.items():
                 session.register(name, table)
             return session.sql(query).to_arrow_table()
+
+
+# A pipeline asks for the same few types in every epoch, and planning takes milliseconds.
+@lru_cache(512)
+def _describe_query(query: str, schemas: tuple[Any, ...]) -> tuple[tuple[str, str], ...]:
+    """Return columns and types of a query over ``_origin_0``, ``_origin_1`` and so on."""
+    tables = {f"_origin_{n}": schema.empty_table() for n, schema in enumerate(schemas)}
+    described = DuckFrame(f"DESCRIBE {query}", tables).toArrow()
+    names, kinds = (described[c].to_pylist() for c in ("column_name", "column_type"))
+    return tuple(zip(names, kinds, strict=True))
 
 
 def group_rows(frame: Frame, keys: list[str], values: Mapping[str, str]) -> Frame:

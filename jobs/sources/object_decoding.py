@@ -281,8 +281,6 @@ def _to_text_table(lines: list[bytes]) -> pa.Table:
 
 
 _IS_OBJECT = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
-_UNKNOWN_FIELDS = """list_filter(CASE WHEN ok THEN json_keys(line) END,
-    lambda k: NOT list_contains($names, k))"""
 
 
 def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
@@ -299,14 +297,13 @@ def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
     rows = query_table(
         _to_text_table(lines),
         f"""WITH judged AS (SELECT line, is_text, {_IS_OBJECT} AS ok FROM rows),
-        named AS (SELECT *, {_UNKNOWN_FIELDS} AS _unknown FROM judged)
+        named AS (SELECT *, {_build_unknown_fields_sql(spec)} AS _unknown FROM judged)
         SELECT line AS {BAD_TEXT}, {columns}, _unknown,
             CASE WHEN NOT is_text THEN 'the line is not UTF-8'
             WHEN NOT ok THEN 'the line is not a JSON object'
             WHEN len(_unknown) > 0 AND NOT {ignored}
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
-        {"names": _list_known_fields(spec)},
         for_frames=True,
     )
     unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
@@ -319,8 +316,7 @@ def _list_unknown_fields(lines: list[bytes], spec: SourceSpec) -> list[str]:
     found = query_table(
         _to_text_table(lines),
         f"""WITH judged AS (SELECT line, {_IS_OBJECT} AS ok FROM rows)
-        SELECT DISTINCT unnest({_UNKNOWN_FIELDS}) AS name FROM judged""",
-        {"names": _list_known_fields(spec)},
+        SELECT DISTINCT unnest({_build_unknown_fields_sql(spec)}) AS name FROM judged""",
         for_frames=True,
     )
     names: list[str] = found["name"].to_pylist()
@@ -335,8 +331,12 @@ def _add_marked_fields(rows: pa.Table, names: list[str]) -> pa.Table:
     return rows
 
 
-def _list_known_fields(spec: SourceSpec) -> list[str]:
-    return [*spec.columns, *spec.evolution.renamed]
+def _build_unknown_fields_sql(spec: SourceSpec) -> str:
+    """SQL for the names in a line that the schema lacks."""
+    known = (*spec.columns, *spec.evolution.renamed)
+    names = ", ".join("'" + name.replace("'", "''") + "'" for name in known)
+    return f"""list_filter(CASE WHEN ok THEN json_keys(line) END,
+        lambda k: NOT list_contains([{names}], k))"""
 
 
 def _list_field_names(column: str, spec: SourceSpec) -> list[str]:

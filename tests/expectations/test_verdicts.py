@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from tests.engine.harness import PlainSteps, restore, row
 from tests.expectations.conftest import BARRIERS, arrivals, changed, record, rows
-from tests.expectations.preset_pipelines import Pipeline
+from tests.expectations.preset_pipelines import BREAKING_VALUES, Pipeline
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import CheckpointId
@@ -119,6 +119,18 @@ def test_a_source_that_left_is_known() -> None:
         seal(pipeline, SIZE - 2)
         assert list_critical(pipeline.check()) == set()
     assert find_ill(pipeline) == set()
+
+
+def test_checks_speak_without_settings(healthy: Evidence) -> None:
+    """Rows that are all quarantined fail a run; tables that lag are seen before the driver waits."""
+    pipeline = Pipeline("flink", recent=SIZE)
+    for epoch in range(SIZE):
+        pipeline.run_epoch(*[row(10 * epoch + 1, BREAKING_VALUES["quarantine"])] * 9)
+    assert "dead_ratio_critical" in list_critical(pipeline.check())
+    assert healthy.head is not None
+    waiting = healthy.head.slot + healthy.spec.outputs.max_unpublished
+    run = gx_runner.run_suites(changed(healthy, sealed=waiting - 1))
+    assert "unpublished" in {check.id for check in run.failed_checks}
 
 
 _OWN = """\

@@ -96,6 +96,20 @@ def _go_on_anywhere() -> Patches:
     return [reword(job_location, "open_location", text, "last.token"), renewed]
 
 
+def _note_owners_late() -> Patches:
+    """A launch notes itself as owner of a folder only when it has a JVM."""
+    text = "_note_owners(location.folder, [ProcessIdentity.this_process()])"
+    renewed = patch.object(
+        job_run, "open_location", lambda *given: job_location.open_location(*given)
+    )
+    return [reword(job_location, "open_location", text, "pass"), renewed]
+
+
+def _take_over_unknown_sinks() -> Patches:
+    """A query begins below a batch number that its sink may have, whatever the sink does then."""
+    return [patch.object(sink_restore, "_refuse_unknown_sink", lambda *_: None)]
+
+
 def _share_pack_keys() -> Patches:
     """The next batch stores its pack under the key of that of a batch that was given up."""
     return [reword(QueryObjects, "store_files", "pack-{batch}.tar", "pack.tar")]
@@ -128,6 +142,8 @@ JOB_MUTANTS = [
     Mutant("numbers_decide", _go_by_batch_numbers, fault="core-C19"),
     Mutant("published_early", _publish_before_sinks),
     Mutant("any_folder", _go_on_anywhere),
+    Mutant("owners_noted_late", _note_owners_late, fault="core-C18"),
+    Mutant("unknown_sink_taken_over", _take_over_unknown_sinks, fault="jobs-F5"),
     Mutant("pack_key_shared", _share_pack_keys, fault="core-C2"),
     Mutant("attempt_renewed", _renew_attempts),
     Mutant("jvm_outlives_python", _outlive_python, fault="jobs-F4"),

@@ -242,7 +242,7 @@ class DeltaSink(ModelSink):
 
 
 class KeyedSink(ModelSink):
-    """A database by `foreachBatch`: a batch counts once, and a function takes batches back."""
+    """A database by `foreachBatch`: a batch counts once. A function may take batches back."""
 
     def __init__(self) -> None:
         self._batches: dict[int, Rows] = {}

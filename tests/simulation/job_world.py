@@ -81,10 +81,12 @@ _FORMATS = {
     "table": "iceberg",
     "delta": "delta",
     "keyed": "foreach",
+    "guarded": "foreach",
     "repeated": "foreach",
 }
 _LAUNCHES_AT_END = 12
 _MOMENTS = ("prepare_query", "restore_sink", "publish_query")  # of a launch; it may die around it
+_OVERTAKEN_AT = ("note_jvm", "prepare_query")  # it may sleep before these
 
 
 class KilledError(BaseException):
@@ -147,6 +149,7 @@ class JobWorld:
             "table": partial(TableSink, self.clock.wall_ticks),
             "delta": DeltaSink,
             "keyed": KeyedSink,
+            "guarded": KeyedSink,
             "repeated": RepeatingSink,
         }
         self.sinks = {kind: sinks[kind]() for kind in self.kinds}
@@ -161,7 +164,8 @@ class JobWorld:
         self._python = self._next_pid()  # the process that runs at the moment
         self._arrived, self._poison = 0, self._choose_poison()
         self._kill_at: tuple[str, bool] | None = None
-        self._is_overtaken = False  # the launch at hand: it is suspended in its middle
+        self._overtaken_at: str | None = None  # where the launch at hand is suspended
+        self._users: dict[Path, int] = {}  # folder of a launch -> its newest process
         self._overtakers: list[Driver | None] = []
         self._retains = self.dice.random() < 0.6  # else all timelines can be restored
         # Queries of which a sink may have batches that no seal and no folder knows.
@@ -243,8 +247,10 @@ class JobWorld:
             self.end_jvm_of_frozen(before)
         self._python = self._next_pid()
         self._kill_at = None
-        self._is_overtaken = self.dice.random() < 0.1
-        if not self._is_overtaken and self.dice.random() < 0.25:
+        self._overtaken_at = None
+        if self.dice.random() < 0.1:
+            self._overtaken_at = self.dice.choice(_OVERTAKEN_AT)
+        elif self.dice.random() < 0.25:
             self._kill_at = (self.dice.choice(_MOMENTS), self.dice.random() < 0.5)
         driver: Driver | None = None
         try:
@@ -260,7 +266,7 @@ class JobWorld:
             self._judge_refusal(error)
         except TidegateError as error:
             raise ViolationError(f"the launch failed: {error}") from error
-        self._kill_at, self._is_overtaken = None, False
+        self._kill_at = self._overtaken_at = None
         self._let_others_end(before, driver)
 
     def _let_others_end(self, before: Driver | None, driver: Driver | None) -> None:
@@ -276,7 +282,7 @@ class JobWorld:
 
     def _overtake(self) -> None:
         """Suspend the launch at hand until another one has taken over and seals batches."""
-        self._is_overtaken, launched, before = False, self._python, self.driver
+        self._overtaken_at, launched, before = None, self._python, self.driver
         self._note("the launch is suspended")
         self._python = self._next_pid()
         self.driver = self._start_driver()
@@ -293,6 +299,9 @@ class JobWorld:
         driver = Driver(self._python, jvm, lease, session)
         select_head(self.spec, session._slot_log, lease, "latest")
         location = session._location
+        if self._users.get(location.folder, self._python) not in {self._python, *self._dead}:
+            raise ViolationError("two launches that live share a folder")
+        self._users[location.folder] = self._python
         location.note_jvm(jvm.pid)
         self._note(f"launch {lease.token} in {location.folder.name[-6:]}")
         for name in self.kinds:
@@ -499,8 +508,13 @@ class JobWorld:
     def _judge_refusal(self, error: ConfigurationError) -> None:
         self.counts["refused"] += 1
         self._note(f"refused {error.code}")
-        # docs/jobs.md, "Limits": until a first batch is sealed nothing knows what a sink has.
-        if error.code != "job.sink_ahead" or self._was_sealed("files"):
+        # docs/jobs.md, "Limits": until a first batch is sealed nothing knows what a sink has. A sink
+        # that no one can read or take back stays with the folder of its query.
+        is_justified = {
+            "job.sink_ahead": not self._was_sealed("files"),
+            "job.sink_unknown": self._was_sealed("guarded"),
+        }
+        if not is_justified.get(error.code):
             raise ViolationError(f"refused for no good reason: {error}") from error
 
     def _judge_batches(self) -> None:
@@ -583,7 +597,7 @@ class JobWorld:
             """Call it, and die before or after if it is the moment."""
             if self._kill_at == (moment, False):
                 raise KilledError
-            if self._is_overtaken and moment == _MOMENTS[0]:
+            if self._overtaken_at == moment:
                 self._overtake()
             result = call(*args, **kwargs)
             if self._kill_at == (moment, True):
@@ -595,8 +609,8 @@ class JobWorld:
     @contextmanager
     def _install(self) -> Iterator[None]:
         """Put the models in the place of processes, clocks and Spark."""
-        sinks = self.sinks.items()
-        callbacks = {name: one.take_back for name, one in sinks if isinstance(one, KeyedSink)}
+        keyed = self.sinks.get("keyed")
+        callbacks = {"keyed": keyed.take_back} if isinstance(keyed, KeyedSink) else {}
 
         def describe_process(_kind: object, driver: str | None = None) -> ProcessIdentity:
             return ProcessIdentity.of_process(self._python, driver)
@@ -618,6 +632,7 @@ class JobWorld:
             patch.object(sink_restore, "_load_iceberg", lambda _facts: self.sinks["table"]),
             patch("deltalake.DeltaTable", lambda _address: self.sinks["delta"]),
             patch.object(QueryObjects, "store_files", self._let_spark_go_on()),
+            self._allow_kill(job_location.JobLocation, "note_jvm"),
             self._allow_kill(job_location.JobLocation, "prepare_query"),
             self._allow_kill(job_run, "restore_sink"),
             self._allow_kill(job_location.JobLocation, "publish_query"),

@@ -19,6 +19,8 @@ _QUICK = {
     "pack_key_shared",
     "jvm_outlives_python",
     "restored_after_sleep",
+    "owners_noted_late",
+    "unknown_sink_taken_over",
 }
 
 
