@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from typing import Final
 
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.field_rules import ChangeEffect
@@ -37,7 +36,7 @@ from .manifest import Manifest
 from .slot_log import SlotLog
 from .store import NotFoundError, PreconditionFailedError, Store
 
-BEGINNING: Final = "beginning"
+BEGINNING = "beginning"
 """Where a pipeline has no state; a restore to it reads every row again."""
 _MAX_CHECKPOINTS_SEARCHED = (
     200  # checkpoints before the one asked for: a second or two, while a person waits
