@@ -365,7 +365,14 @@ def _interpret_validation(
     evidence: Evidence | JobEvidence,
     limits: dict[str, float],
 ) -> CheckResult:
-    offenders = _list_offenders(found, frame, check)
+    key, column = str(frame.columns[0]), check.kwargs.get("column")
+    rows = found.result.get("unexpected_index_list") or []
+    named = [(row[key], row[column]) for row in rows if key in row and column in row]
+    alone = key in (column, "pipeline")  # a frame of one row has no other row to name
+    offenders = tuple(
+        format_number(value) if alone else f"{name}: {format_number(value)}"
+        for name, value in named
+    )
     failure: JsonObject = {}
     if not found.success:
         names = _list_offender_names(found, frame)
@@ -441,20 +448,6 @@ def _find_judged_epochs(
     if check.summary == "release" and isinstance(evidence, Evidence):
         return evidence.events_since + 1, newest
     return evidence.recent_since + 1, newest
-
-
-def _list_offenders(
-    found: ExpectationValidationResult, frame: pd.DataFrame, check: Check
-) -> tuple[str, ...]:
-    """`first column: value` of every row that broke the check."""
-    key, column = str(frame.columns[0]), check.kwargs.get("column")
-    rows = found.result.get("unexpected_index_list") or []
-    named = [(row[key], row[column]) for row in rows if key in row and column in row]
-    alone = key in (column, "pipeline")  # a frame of one row has no other row to name
-    return tuple(
-        format_number(value) if alone else f"{name}: {format_number(value)}"
-        for name, value in named
-    )
 
 
 def _describe_observed(
@@ -583,8 +576,10 @@ def _show_newest(
     where = " and ".join([*epochs, *conditions])
     table: pa.Table = getattr(evidence, name)
     table = select_rows(table, where) if where else table
-    if name == EVENTS:
-        table = _select_doubled(table)
+    if name == EVENTS:  # those that share a position or an origin; a lost one has no row to show
+        rows = table.select([*ORIGIN, "position"]).to_pandas()
+        doubled = rows.duplicated([*ORIGIN], keep=False) | rows.duplicated("position", keep=False)
+        table = table.filter(pa.array(doubled))
     shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
     option = f' --where "{where}"' if where else ""
@@ -626,13 +621,6 @@ def _make_plain(value: Any) -> str | int | float | None:
     """The value as JSON holds it; NaN and infinities are text."""
     is_plain = value is None or isinstance(value, str | int)
     return value if is_plain or (isinstance(value, float) and isfinite(value)) else str(value)
-
-
-def _select_doubled(events: pa.Table) -> pa.Table:
-    """Events that share their position or their origin; a lost event has no row to show."""
-    rows = events.select([*ORIGIN, "position"]).to_pandas()
-    doubled = rows.duplicated([*ORIGIN], keep=False) | rows.duplicated("position", keep=False)
-    return events.filter(pa.array(doubled))
 
 
 def _quote_sql(value: Any) -> str:

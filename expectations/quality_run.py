@@ -137,12 +137,11 @@ def check_quality(
     load_great_expectations()
     begun = time.monotonic()
     record = read_illness(store, spec.name)
-    gathered: Gathered
     if isinstance(spec, JobSpec):
         gathered = gather_batch_slices(spec, store, clock, record)
     else:
         read = read or _make_table_reader(spec, store)
-        gathered = gather_slices(spec, store, read, record, clock=clock)
+        gathered = gather_slices(spec, store, read, record, clock)
     evidence = gathered.newest
     run = run_suites(evidence, gathered.older)
     record = _record_verdicts(store, spec.name, record, gathered, run)
@@ -245,16 +244,6 @@ class TableReader(Protocol):
         """
 
 
-def gather_evidence(
-    spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK
-) -> Evidence:
-    """Read all tables and manifests that the checks of the newest epochs need.
-
-    Raises: as for `gather_slices`.
-    """
-    return gather_slices(spec, store, read, clock=clock).newest
-
-
 @dataclass(frozen=True)
 class Gathered:
     """What one run looks at.
@@ -311,21 +300,13 @@ def gather_batch_slices(
     return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, own)
 
 
-@dataclass(frozen=True)
-class PipelineEvidence(Gathered):
-    """The same of a pipeline."""
-
-    newest: Evidence
-
-
 def gather_slices(
     spec: PipelineSpec,
     store: Store,
     read: TableReader,
-    record: IllnessRecord | None = None,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
-) -> PipelineEvidence:
+    record: IllnessRecord,
+    clock: Clock,
+) -> Gathered:
     """Read all tables and manifests that the checks need.
 
     Of the tables only the epochs are read that no run has judged, and one slice before them. They
@@ -337,7 +318,6 @@ def gather_slices(
     """
     log, now = SlotLog(store, spec.name), clock.wall_ticks()
     sealed = log.head()
-    record = read_illness(store, spec.name) if record is None else record
     health = record.timelines.get(sealed.timeline)
     segment = log.lineage(sealed.timeline)[-1]
     size, find_manifest = spec.quality.recent, partial(_find_epoch_manifest, log, sealed)
@@ -350,7 +330,7 @@ def gather_slices(
     head = find_manifest(epoch)
     if _is_catalog_behind(checkpoints, head, sealed, view_since):
         newest = _describe_behind(spec, read, now)
-        return PipelineEvidence(newest)
+        return Gathered(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
     start = max(judged, kept)
     times = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -359,7 +339,7 @@ def gather_slices(
     plan = plan.separate_ill(health.ill) if health else plan
     if head is None:
         plan = replace(plan, slices=())
-    totals = _count_totals(spec, read, health, view_since, start)
+    totals = _count_totals(read, health, start)
     events_since = max(0, epoch - spec.quality.release_epochs)
     first_events = min([events_since, *(part.since for part in plan.older)])
 
@@ -404,7 +384,7 @@ def gather_slices(
     own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
     counted = _advance_totals(totals, both, start, plan.judged)
     own = own.model_copy(update={"totals": counted})
-    return PipelineEvidence(newest, older, plan if head else None, sealed.timeline, own)
+    return Gathered(newest, older, plan if head else None, sealed.timeline, own)
 
 
 def _is_catalog_behind(
@@ -479,13 +459,7 @@ def _read_manifests(log: SlotLog, head: LogHead, plan: SlicePlan) -> dict[int, M
     return {n: one for n, one in zip(sorted(wanted), found, strict=True) if one is not None}
 
 
-def _count_totals(
-    spec: PipelineSpec,
-    read: TableReader,
-    health: TimelineHealth | None,
-    view_since: int,
-    start: int,
-) -> dict[str, int]:
+def _count_totals(read: TableReader, health: TimelineHealth | None, start: int) -> dict[str, int]:
     """The running counters up to an epoch: noted by an earlier run, else counted once."""
     if start == 0:
         return {}

@@ -177,7 +177,14 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
         # pipeline that does not need it.
         suites |= {f.name: _load_suite(f, spec) for f in _list_suite_files(own)}
     loaded = [suite for _, suite in sorted(suites.items())]
-    _refuse_unknown_ids(spec, loaded)
+    known = [check.id for suite in loaded for check in suite.checks]
+    unknown = sorted(set(spec.quality.severity) - set(known))
+    # Severities and results are stored by id.
+    doubled = sorted({i for i in known if known.count(i) > 1})
+    if unknown or doubled:
+        entry = UNKNOWN_CHECK if unknown else CHECK_IDS_DOUBLED
+        names = ", ".join(unknown or doubled)
+        raise entry(pipeline=spec.name, names=names, known=", ".join(known))
     had = _list_parts(spec)
     needed = [suite for suite in loaded if suite.needs is None or suite.needs in had]
     owner = quality.owner or spec.supervision.owner
@@ -221,17 +228,6 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
     if mistakes:
         raise BAD_SUITE(mistakes="\n".join(format_findings(str(file), raw, mistakes)))
     return suite
-
-
-def _refuse_unknown_ids(spec: PipelineSpec | JobSpec, suites: list[Suite]) -> None:
-    known = [check.id for suite in suites for check in suite.checks]
-    unknown = sorted(set(spec.quality.severity) - set(known))
-    # Severities and results are stored by id.
-    doubled = sorted({i for i in known if known.count(i) > 1})
-    if unknown or doubled:
-        entry = UNKNOWN_CHECK if unknown else CHECK_IDS_DOUBLED
-        names = ", ".join(unknown or doubled)
-        raise entry(pipeline=spec.name, names=names, known=", ".join(known))
 
 
 def list_checked_tables(suites: list[Suite]) -> list[str]:
