@@ -16,7 +16,7 @@ The audit document in the bucket keeps who, when, why, from and to, also if the 
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -77,7 +77,7 @@ from .trigger import EpochTrigger
 
 # Epochs sealed between an impact report and its approval. With more of them, the report no longer
 # describes what the restore would take back.
-MAX_APPROVAL_DRIFT: Final = 500
+MAX_APPROVAL_DRIFT = 500
 
 _DRIVER_BEGINS_WITHIN = 10.0  # seconds; a run that watches launches one within a few
 _FIRST_EPOCH_WITHIN = 300.0  # seconds to wait for the first epoch after the restore
