@@ -281,10 +281,11 @@ _COMPUTING_ERRORS = (
 def _find_trouble(found: ExpectationValidationResult) -> str:
     """Why an expectation could not be computed; empty if it could."""
     info = found.exception_info
-    nested = [v for v in info.values() if isinstance(v, dict)]
-    if any(one.get("raised_exception") for one in (info, *nested)):
-        return _find_error_message(info)
-    return ""
+    parts: list[Mapping[str, Any]] = [info, *(v for v in info.values() if isinstance(v, dict))]
+    if not any(part.get("raised_exception") for part in parts):
+        return ""
+    messages = [part.get("exception_message") for part in parts]
+    return next((str(m) for m in messages if m), "it could not be computed")
 
 
 def _make_passed(suite: str, check: Check, limits: dict[str, float]) -> CheckResult:
@@ -384,18 +385,11 @@ def _interpret_validation(
             "command": shown.command,
         }
     value, limit, is_least = _compare_with_limit(found, frame, check, limits)
-    return CheckResult(
-        id=check.id,
-        suite=suite,
-        summary=check.summary,
-        severity=check.severity,
-        says=check.says.format(**limits),
+    return replace(
+        _make_passed(suite, check, limits),
         passed=bool(found.success),
         observed=_describe_observed(found, frame, check, offenders),
         offenders=offenders,
-        expected=check.resolve_kwargs(limits),
-        scope=check.scope,
-        owner=check.owner or "",
         value=value,
         limit=limit,
         is_least=is_least,
@@ -483,12 +477,6 @@ def format_number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _find_error_message(info: Mapping[str, Any]) -> str:
-    nested = [v for v in info.values() if isinstance(v, dict)]
-    messages = [v.get("exception_message") for v in [info, *nested]]
-    return next((str(m) for m in messages if m), "it could not be computed")
 
 
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is

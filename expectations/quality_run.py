@@ -277,27 +277,31 @@ def gather_batch_slices(
     nothing = JobEvidence(spec, head.record, head.slot, (), now)
     if size == 0:
         return Gathered(nothing)
-    health = record.timelines.get(head.timeline)
-    judged = health.judged if health else log.lineage(head.timeline)[-1].first - 1
-    since = min(health.since, judged - size) if health else judged - size
+    health = _find_health(record, log, head.timeline)
+    since = min(health.since, health.judged - size)
     kept = _find_first_kept(partial(_find_epoch_manifest, log, head), since, head.slot)
     first = max(kept, head.slot - MOST_SLICES * MOST_MANIFESTS) + 1
     slots = range(first, head.slot + 1)
     found = map_in_threads(partial(_find_epoch_manifest, log, head), slots, _READER_THREADS)
     manifests = [manifest for manifest in found if manifest is not None]
     epochs = [(manifest.slot, manifest.created_at) for manifest in manifests]
-    plan = plan_slices(epochs, max(judged, first - 1), size, quality, now)
-    plan = plan.separate_ill(health.ill) if health else plan
+    plan = plan_slices(epochs, max(health.judged, first - 1), size, quality, now)
+    plan = plan.separate_ill(health.ill)
 
     def cut(part: EpochSlice, *, is_older: bool = True) -> JobEvidence:
         own = [m for m in manifests if part.since < m.slot <= part.last][-MOST_MANIFESTS:]
         newest = own[-1] if own else head.record
         return JobEvidence(spec, newest, part.since, own, now, is_older)
 
-    start = plan.start
-    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
     newest = cut(plan.newest, is_older=False)
-    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, own)
+    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, health)
+
+
+def _find_health(record: IllnessRecord, log: SlotLog, timeline: int) -> TimelineHealth:
+    """What earlier runs have noted of a timeline; nothing of one that was never judged."""
+    before = log.lineage(timeline)[-1].first - 1
+    unjudged = TimelineHealth(since=before, judged=before, head=before, newest_since=before)
+    return record.timelines.get(timeline, unjudged)
 
 
 def gather_slices(
@@ -318,11 +322,9 @@ def gather_slices(
     """
     log, now = SlotLog(store, spec.name), clock.wall_ticks()
     sealed = log.head()
-    health = record.timelines.get(sealed.timeline)
-    segment = log.lineage(sealed.timeline)[-1]
+    health = _find_health(record, log, sealed.timeline)
     size, find_manifest = spec.quality.recent, partial(_find_epoch_manifest, log, sealed)
-    judged = health.judged if health else segment.first - 1
-    since = min(health.since, judged - size) if health else judged - size
+    since = min(health.since, health.judged - size)
     # With the epoch before it, whose retained rows the first row equation needs.
     view_since = max(0, since - 1)
     checkpoints = read(CHECKPOINTS, since=view_since)
@@ -332,11 +334,11 @@ def gather_slices(
         newest = _describe_behind(spec, read, now)
         return Gathered(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
-    start = max(judged, kept)
+    start = max(health.judged, kept)
     times = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     epochs = sorted(zip(checkpoints["_epoch"].to_pylist(), times.to_pylist(), strict=True))
     plan = plan_slices([one for one in epochs if one[0] > kept], start, size, spec.quality, now)
-    plan = plan.separate_ill(health.ill) if health else plan
+    plan = plan.separate_ill(health.ill)
     if head is None:
         plan = replace(plan, slices=())
     totals = _count_totals(read, health, start)
@@ -381,10 +383,9 @@ def gather_slices(
         events=_select_after(events, events_since),
         tables={name: _select_after(table, recent_since) for name, table in tables.items()},
     )
-    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
     counted = _advance_totals(totals, both, start, plan.judged)
-    own = own.model_copy(update={"totals": counted})
-    return Gathered(newest, older, plan if head else None, sealed.timeline, own)
+    health = health.model_copy(update={"totals": counted})
+    return Gathered(newest, older, plan if head else None, sealed.timeline, health)
 
 
 def _is_catalog_behind(
@@ -459,11 +460,11 @@ def _read_manifests(log: SlotLog, head: LogHead, plan: SlicePlan) -> dict[int, M
     return {n: one for n, one in zip(sorted(wanted), found, strict=True) if one is not None}
 
 
-def _count_totals(read: TableReader, health: TimelineHealth | None, start: int) -> dict[str, int]:
+def _count_totals(read: TableReader, health: TimelineHealth, start: int) -> dict[str, int]:
     """The running counters up to an epoch: noted by an earlier run, else counted once."""
     if start == 0:
         return {}
-    if health is not None and health.totals and health.judged == start:
+    if health.totals and health.judged == start:
         return dict(health.totals)
     closes = count_closes(read(BARRIERS), 0, (0, start))
     checkpoints = pc.sum(pc.less_equal(read(CHECKPOINTS)["_epoch"], start)).as_py() or 0

@@ -242,21 +242,19 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
     is_job, tables = isinstance(spec, JobSpec), getattr(spec, "table_names", ())
     own = tuple(JOB_SUMMARIES if is_job else SUMMARIES)
     for place, check in enumerate(suite.checks):
-        table = check.summary.removeprefix(TABLE_PREFIX)
-        if table == check.summary and table not in own:
-            known = ", ".join(own if is_job else (*own, "and table.NAME"))
-            says = f"{spec.name} has no summary {table!r}; there are: {known}"
-            mistakes.append((("checks", place, "summary"), says))
-            continue
-        if table != check.summary and table not in tables:
-            says = f"{spec.name} has no table {table!r}; there are: {', '.join(tables) or 'none'}"
+        name = check.summary.removeprefix(TABLE_PREFIX)
+        what, known = ("summary", own) if name == check.summary else ("table", tables)
+        if name not in known:
+            more = ", and table.NAME" if known is own and not is_job else ""
+            names = ", ".join(known) or "none"
+            says = f"{spec.name} has no {what} {name!r}; there are: {names}{more}"
             mistakes.append((("checks", place, "summary"), says))
             continue
         named = {key: check.kwargs[key] for key in _COLUMN_ARGUMENTS if key in check.kwargs}
         columns = list_frame_columns(spec, check.summary) if named else []
-        for key, names in named.items():
-            for name in {*([names] if isinstance(names, str) else names)} - {*columns}:
-                says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
+        for key, given in named.items():
+            for column in {*([given] if isinstance(given, str) else given)} - {*columns}:
+                says = f"no column {column!r} in {check.summary}; there are: {', '.join(columns)}"
                 mistakes.append((("checks", place, "kwargs", key), says))
         if not isinstance(spec, JobSpec):
             mistakes += [
