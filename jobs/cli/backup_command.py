@@ -1,7 +1,5 @@
 """`tidegate backup` copies a pipeline to another store, and verifies the copy."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
