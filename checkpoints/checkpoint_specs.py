@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from itertools import islice
-from typing import Final
 
 from tidegate.errors import ConfigurationError, PoisonError
 from tidegate.jobs.spec.field_rules import ChangeEffect
@@ -37,7 +36,7 @@ from .manifest import Manifest
 from .slot_log import SlotLog
 from .store import NotFoundError, PreconditionFailedError, Store
 
-BEGINNING: Final = "beginning"
+BEGINNING = "beginning"
 """Where a pipeline has no state; a restore to it reads every row again."""
 _MAX_CHECKPOINTS_SEARCHED = (
     200  # checkpoints before the one asked for: a second or two, while a person waits
@@ -70,42 +69,45 @@ def read_newest_spec(log: SlotLog) -> PipelineSpec | None:
     return read_spec(log.store, log.pipeline, newest.spec_digest) if newest else None
 
 
-def compare_spec_with_checkpoint(
-    store: Store, spec: PipelineSpec, manifest: Manifest
-) -> list[SpecChange] | None:
-    """Return what each change of the spec would do to the state of a checkpoint.
-
-    Empty if the spec wrote the checkpoint; None if the spec that wrote it cannot be read.
-    """
-    if manifest.spec_digest == spec.digest():
-        return []
-    return _compare_with_sealed(SlotLog(store, spec.name), spec, manifest, SealedSpecs(store, spec))
-
-
 class SealedSpecs:
     """The specs that wrote checkpoints of a pipeline, also those of other timelines.
 
     Attributes:
+        log: the log of the pipeline.
         by_digest: digest and spec, secrets masked. Read when it is first asked for.
     """
 
-    def __init__(self, store: Store, spec: PipelineSpec) -> None:
-        self._store, self._pipeline = store, spec.name
+    def __init__(self, log: SlotLog) -> None:
+        self.log = log
 
     @cached_property
     def by_digest(self) -> dict[str, PipelineSpec]:
         """Those that this version can read."""
-        layout = BucketLayout(self._pipeline)
-        keys = [info.key for info in self._store.list_objects(layout.specs_prefix)]
+        store, layout = self.log.store, self.log.layout
+        keys = [info.key for info in store.list_objects(layout.specs_prefix)]
         found = {
-            digest: read_spec(self._store, self._pipeline, digest)
+            digest: read_spec(store, self.log.pipeline, digest)
             for digest in map(layout.parse_spec_key, keys)
         }
         return {digest: spec for digest, spec in found.items() if spec is not None}
 
-    def find_lineage(
-        self, log: SlotLog, manifest: Manifest, added: set[tuple[str, str]]
-    ) -> list[PipelineSpec]:
+    def compare_with(self, spec: PipelineSpec, manifest: Manifest) -> list[SpecChange] | None:
+        """Return what each change of the spec would do to the state of a checkpoint.
+
+        Empty if the spec wrote the checkpoint; None if the spec that wrote it cannot be read.
+        """
+        if manifest.spec_digest == spec.digest():
+            return []
+        old = self.by_digest.get(manifest.spec_digest)
+        if old is None:
+            return None
+        lineage = self._find_lineage(manifest, list_added_names(old, spec))
+        history = SpecHistory([*self.by_digest.values()], lineage)
+        return compare_specs(
+            mask_secrets(old), mask_secrets(spec), describe_live_state(manifest), history
+        )
+
+    def _find_lineage(self, manifest: Manifest, added: set[tuple[str, str]]) -> list[PipelineSpec]:
         """Return the specs that may have sealed the epochs before a checkpoint.
 
         All specs where the epochs before it are retired. None, without a look at the log, if no
@@ -115,7 +117,7 @@ class SealedSpecs:
         if not any(name in getattr(spec, section) for section, name in added for spec in known):
             return []
         digests: set[str] = set()
-        ancestors = log.iterate_ancestors(manifest.id)
+        ancestors = self.log.iterate_ancestors(manifest.id)
         for filled in islice(ancestors, _MAX_CHECKPOINTS_SEARCHED):
             if not isinstance(filled.record, Manifest):
                 return known
@@ -124,22 +126,6 @@ class SealedSpecs:
         if next(ancestors, None) is not None or not digests <= self.by_digest.keys():
             return known
         return [self.by_digest[digest] for digest in sorted(digests)]
-
-
-def _compare_with_sealed(
-    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
-) -> list[SpecChange] | None:
-    """As `compare_spec_with_checkpoint`, with specs that may have been read before."""
-    if manifest.spec_digest == spec.digest():
-        return []
-    old = sealed.by_digest.get(manifest.spec_digest)
-    if old is None:
-        return None
-    lineage = sealed.find_lineage(log, manifest, list_added_names(old, spec))
-    history = SpecHistory([*sealed.by_digest.values()], lineage)
-    return compare_specs(
-        mask_secrets(old), mask_secrets(spec), describe_live_state(manifest), history
-    )
 
 
 def describe_live_state(manifest: Manifest) -> LiveState:
@@ -170,13 +156,13 @@ def require_compatible_spec(
             checkpoints that fits the spec, or the beginning if it helps; a restore to it reads the
             rows since then again.
     """
-    sealed = SealedSpecs(log.store, spec)
-    found = _compare_with_sealed(log, spec, manifest, sealed) or []
+    sealed = SealedSpecs(log)
+    found = sealed.compare_with(spec, manifest) or []
     _refuse_changes(
         spec,
         f"the state of {manifest.id}",
         found,
-        lambda: _advise_way_back(log, spec, manifest, sealed),
+        lambda: _advise_way_back(spec, manifest, sealed),
     )
     return found
 
@@ -215,11 +201,9 @@ def _select_refused(found: list[SpecChange]) -> list[SpecChange]:
     return [change for change in found if change.verdict is ChangeEffect.REFUSED]
 
 
-def _advise_way_back(
-    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
-) -> str:
+def _advise_way_back(spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs) -> str:
     """Return the advice: start from a checkpoint without that state, and read the rows again."""
-    target = find_fitting_checkpoint(log, spec, manifest, sealed)
+    target = find_fitting_checkpoint(spec, manifest, sealed)
     if target is None:
         return "take the change back, or follow the advice above;"
     is_checkpoint = target != BEGINNING
@@ -231,17 +215,18 @@ def _advise_way_back(
 
 
 def find_fitting_checkpoint(
-    log: SlotLog, spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
+    spec: PipelineSpec, manifest: Manifest, sealed: SealedSpecs
 ) -> CheckpointId | str | None:
     """Return where a driver could go on with a spec that does not fit a checkpoint.
 
     The newest of up to 200 checkpoints before it, else `BEGINNING` if the spec fits without state;
     None if it fits neither.
     """
-    for filled in islice(log.iterate_ancestors(manifest.id), 1, _MAX_CHECKPOINTS_SEARCHED + 1):
+    ancestors = sealed.log.iterate_ancestors(manifest.id)
+    for filled in islice(ancestors, 1, _MAX_CHECKPOINTS_SEARCHED + 1):
         if not isinstance(filled.record, Manifest):
             break  # retired, and so is everything before it
-        found = _compare_with_sealed(log, spec, filled.record, sealed)
+        found = sealed.compare_with(spec, filled.record)
         if found is not None and not _select_refused(found):
             return filled.record.id
     old = sealed.by_digest.get(manifest.spec_digest)
@@ -262,15 +247,15 @@ def plan_against_log(log: SlotLog, spec: PipelineSpec) -> SpecPlan:
     if manifest is None:
         return _plan_beginning(log, spec, has_tables=head.fork is not None)
     against = str(manifest.id)
-    sealed = SealedSpecs(log.store, spec)
-    found = _compare_with_sealed(log, spec, manifest, sealed)
+    sealed = SealedSpecs(log)
+    found = sealed.compare_with(spec, manifest)
     if found is None:
         why = f"the spec that wrote {against} was not kept"
         return SpecPlan(spec.name, against, (PlanRow("the spec", PlanVerdict.DEPENDS, why),))
     old = sealed.by_digest.get(manifest.spec_digest, spec)
     offer = None
     if _select_refused(found):
-        target = find_fitting_checkpoint(log, spec, manifest, sealed)
+        target = find_fitting_checkpoint(spec, manifest, sealed)
         if target is not None:
             offer = RestoreOffer(str(target), manifest.counters.read - _count_read(log, target))
     rows = [make_plan_row(one, old, spec, is_restorable=offer is not None) for one in found]
@@ -312,5 +297,5 @@ def _count_read(log: SlotLog, target: CheckpointId | str) -> int:
 
 
 def _list_table_conflicts(log: SlotLog, spec: PipelineSpec) -> list[SpecChange]:
-    specs = [*SealedSpecs(log.store, spec).by_digest.values()]
+    specs = [*SealedSpecs(log).by_digest.values()]
     return compare_table_types(mask_secrets(spec), SpecHistory(specs))

@@ -13,7 +13,6 @@ import secrets
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from tidegate.json_types import JsonObject, JsonView
 
@@ -25,7 +24,7 @@ from .store import NotFoundError, Store
 
 PIECE_BYTES = 256 * 1024  # bytes
 MAX_PIECES = 64  # of one attempt: 16 MiB
-KEPT_ATTEMPTS: Final = 20  # of one pipeline
+KEPT_ATTEMPTS = 20  # of one pipeline
 
 
 class DriverLog:

@@ -245,7 +245,12 @@ class RequestQueue:
                     pending += [request] if request else []
                     continue
                 self._answered[name] = ack.at
-            self._delete_if_old(name)
+            age = self._clock.wall_ticks() - self._answered[name]
+            if age >= ANSWER_RETENTION * 1_000_000:
+                # The request goes first: without its acknowledgement it would be applied again.
+                self._store.delete(self._layout.request_key(name))
+                self._store.delete(self._layout.ack_key(name))
+                del self._answered[name]
         return _sort_requests(pending)
 
     def acknowledge(
@@ -274,14 +279,6 @@ class RequestQueue:
             at=self._clock.wall_ticks(),
         )
         acknowledge_request(self._store, self._layout.pipeline, ack)
-
-    def _delete_if_old(self, name: str) -> None:
-        age = self._clock.wall_ticks() - self._answered[name]
-        if age >= ANSWER_RETENTION * 1_000_000:
-            # The request goes first: without its acknowledgement it would be applied again.
-            self._store.delete(self._layout.request_key(name))
-            self._store.delete(self._layout.ack_key(name))
-            del self._answered[name]
 
 
 def acknowledge_request(store: Store, pipeline: str, ack: Ack) -> Ack:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 from tidegate.json_types import JsonObject, JsonView
@@ -67,7 +67,7 @@ class EpochCounters:
 
 
 # Besides `dropped`, which counts by reason, and `retained`, which is not a flow.
-COUNTED_ROWS: Final = (
+COUNTED_ROWS = (
     "released", "late", "rejected", "dead_lettered", "rule_quarantined", "filtered",
 )  # fmt: skip
 

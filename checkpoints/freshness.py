@@ -4,8 +4,6 @@ After an outage, or before the first start, objects have waited for the driver. 
 caught up with them, their waits say nothing about how fresh rows are now.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

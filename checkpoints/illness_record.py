@@ -8,8 +8,6 @@ The record can be restored from the result of any later run, each of which has a
 pandas, no Great Expectations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 

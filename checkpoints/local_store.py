@@ -176,7 +176,10 @@ class LocalStore:
         if path.absolute() == target:
             with self._translate_read_errors(key):
                 _fsync_path(path)
-                self._fsync_parents(target.parent)
+                folder = target.parent
+                while folder != self.root.parent:
+                    _fsync_path(folder)
+                    folder = folder.parent
         else:
             with self._open_temporary(key) as temporary:
                 shutil.copyfile(path, temporary)
@@ -228,11 +231,6 @@ class LocalStore:
                 _fsync_path(folder)
         except OSError as error:
             raise OUTCOME_UNKNOWN(uri=path, cause=error) from error
-
-    def _fsync_parents(self, folder: Path) -> None:
-        while folder != self.root.parent:
-            _fsync_path(folder)
-            folder = folder.parent
 
     @contextmanager
     def _hold_store_lock(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Literal
 
 from tidegate.errors import FailureClass
 from tidegate.json_types import JsonView
@@ -68,9 +68,7 @@ _WORDS: Mapping[Surface, Mapping[PipelineState, str]] = {
     "page": {PipelineState.LEASED: "running", PipelineState.LOST: "down"},
     "event": {PipelineState.RUNNING: "live"},
 }
-FINAL_STATES: Final = frozenset(
-    {PipelineState.FINISHED, PipelineState.FAILED, PipelineState.STOPPED}
-)
+FINAL_STATES = frozenset({PipelineState.FINISHED, PipelineState.FAILED, PipelineState.STOPPED})
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,14 @@ class Retention:
         published = head.slot if self.published_upto is None else self.published_upto()
         rewound = self.rewound is None or self.rewound()
         lineage = self.log.lineage(head.timeline)
-        kept = self._newest_on_lineage(head, lineage)
+        on_lineage = (
+            row.id
+            for row in self._retained_summaries(head)
+            if row.kind == "epoch"
+            and row.id is not None
+            and any(part.covers(row.timeline, row.slot) for part in lineage)
+        )
+        kept = {str(head.checkpoint), *deque(on_lineage, maxlen=self.policy.keep_last)}
         kept |= roots.without_claims(void).protected_checkpoints
         going: set[str] = set()
         abandoned: list[SlotSummary] = []
@@ -196,17 +203,6 @@ class Retention:
             elif rewound:
                 abandoned.append(row)
         return going | self._select_needless(abandoned, newest_kept), void
-
-    def _newest_on_lineage(self, head: LogHead, lineage: list[LineageSegment]) -> set[str]:
-        """Return the head and the newest retained epochs of the current lineage."""
-        on_lineage = (
-            row.id
-            for row in self._retained_summaries(head)
-            if row.kind == "epoch"
-            and row.id is not None
-            and any(part.covers(row.timeline, row.slot) for part in lineage)
-        )
-        return {str(head.checkpoint), *deque(on_lineage, maxlen=self.policy.keep_last)}
 
     def _find_newly_abandoned(self) -> dict[int, int]:
         """Return the last epoch of each timeline that a young restore has left.

@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 
-LATE_ROWS: Final = "late_rows"
-FLAGGED: Final = "flagged"
-TARDY: Final = "tardy"
-DEAD_OBJECTS: Final = "dead_objects"
-DEAD_OBJECT_ROWS: Final = "dead_object_rows"
-NULLS_FILLED: Final = "nulls_filled"
-COLUMNS_LEFT_OUT: Final = "columns_left_out"
-RULE: Final = "rule"
+LATE_ROWS = "late_rows"
+FLAGGED = "flagged"
+TARDY = "tardy"
+DEAD_OBJECTS = "dead_objects"
+DEAD_OBJECT_ROWS = "dead_object_rows"
+NULLS_FILLED = "nulls_filled"
+COLUMNS_LEFT_OUT = "columns_left_out"
+RULE = "rule"
 """The reason of rows that a row rule dropped."""
-RULE_DROPPED: Final = "dropped:events:rule"
-RULE_WARNED: Final = "rule_warned"
-ROW_EQUATION: Final = (
+RULE_DROPPED = "dropped:events:rule"
+RULE_WARNED = "rule_warned"
+ROW_EQUATION = (
     *("read", "released", "late", "dropped", "rejected", "dead_lettered"),
     *(RULE_QUARANTINED, FILTERED),
 )
 """Dispositions for the events output; with the retained rows they are equal on both sides."""
-ROW_NOTES: Final = (
+ROW_NOTES = (
     *(LATE_ROWS, FLAGGED, TARDY, DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED),
     *(COLUMNS_LEFT_OUT, RULE_WARNED),
 )

@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
 
 from .errors import STORE_DISHONEST
 from .s3_store import S3Store
 from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 
-PROBE_PREFIX: Final = "tidegate-probe/"
+PROBE_PREFIX = "tidegate-probe/"
 _PROBES = 3  # until the store counts as one that breaks its promises
 _RACERS = 8
 # Bytes. Servers store small bodies in another way than large ones.

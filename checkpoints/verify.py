@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 
@@ -27,7 +27,7 @@ from .slot_index import SlotIndex
 from .slot_log import SlotContents, SlotLog
 from .store import NotFoundError, Store, StoreDeniedError, map_in_threads
 
-SCRUB_EVERY: Final = 24 * 3_600_000_000  # ticks
+SCRUB_EVERY = 24 * 3_600_000_000  # ticks
 _MOST_SHARES = 7  # a checkpoint that is kept for long is read again every week
 VERIFY_WORKERS = 8
 # 403, a record of a newer tidegate, and a local file that cannot be read are among them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,9 +13,9 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.row_counts import RowCounts
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-ORIGIN: Final = ("_source", "_partition", "_seq")
+ORIGIN = ("_source", "_partition", "_seq")
 """The columns that name a row of most tables."""
-LATE_COLUMNS: Final = ("output", "reason", "lateness_us", *ORIGIN, "_epoch")
+LATE_COLUMNS = ("output", "reason", "lateness_us", *ORIGIN, "_epoch")
 """The columns of the late table that the checks need."""
 
 

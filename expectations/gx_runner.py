@@ -281,10 +281,11 @@ _COMPUTING_ERRORS = (
 def _find_trouble(found: ExpectationValidationResult) -> str:
     """Why an expectation could not be computed; empty if it could."""
     info = found.exception_info
-    nested = [v for v in info.values() if isinstance(v, dict)]
-    if any(one.get("raised_exception") for one in (info, *nested)):
-        return _find_error_message(info)
-    return ""
+    parts: list[Mapping[str, Any]] = [info, *(v for v in info.values() if isinstance(v, dict))]
+    if not any(part.get("raised_exception") for part in parts):
+        return ""
+    messages = [part.get("exception_message") for part in parts]
+    return next((str(m) for m in messages if m), "it could not be computed")
 
 
 def _make_passed(suite: str, check: Check, limits: dict[str, float]) -> CheckResult:
@@ -365,7 +366,14 @@ def _interpret_validation(
     evidence: Evidence | JobEvidence,
     limits: dict[str, float],
 ) -> CheckResult:
-    offenders = _list_offenders(found, frame, check)
+    key, column = str(frame.columns[0]), check.kwargs.get("column")
+    rows = found.result.get("unexpected_index_list") or []
+    named = [(row[key], row[column]) for row in rows if key in row and column in row]
+    alone = key in (column, "pipeline")  # a frame of one row has no other row to name
+    offenders = tuple(
+        format_number(value) if alone else f"{name}: {format_number(value)}"
+        for name, value in named
+    )
     failure: JsonObject = {}
     if not found.success:
         names = _list_offender_names(found, frame)
@@ -377,18 +385,11 @@ def _interpret_validation(
             "command": shown.command,
         }
     value, limit, is_least = _compare_with_limit(found, frame, check, limits)
-    return CheckResult(
-        id=check.id,
-        suite=suite,
-        summary=check.summary,
-        severity=check.severity,
-        says=check.says.format(**limits),
+    return replace(
+        _make_passed(suite, check, limits),
         passed=bool(found.success),
         observed=_describe_observed(found, frame, check, offenders),
         offenders=offenders,
-        expected=check.resolve_kwargs(limits),
-        scope=check.scope,
-        owner=check.owner or "",
         value=value,
         limit=limit,
         is_least=is_least,
@@ -443,20 +444,6 @@ def _find_judged_epochs(
     return evidence.recent_since + 1, newest
 
 
-def _list_offenders(
-    found: ExpectationValidationResult, frame: pd.DataFrame, check: Check
-) -> tuple[str, ...]:
-    """`first column: value` of every row that broke the check."""
-    key, column = str(frame.columns[0]), check.kwargs.get("column")
-    rows = found.result.get("unexpected_index_list") or []
-    named = [(row[key], row[column]) for row in rows if key in row and column in row]
-    alone = key in (column, "pipeline")  # a frame of one row has no other row to name
-    return tuple(
-        format_number(value) if alone else f"{name}: {format_number(value)}"
-        for name, value in named
-    )
-
-
 def _describe_observed(
     found: ExpectationValidationResult,
     frame: pd.DataFrame,
@@ -490,12 +477,6 @@ def format_number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _find_error_message(info: Mapping[str, Any]) -> str:
-    nested = [v for v in info.values() if isinstance(v, dict)]
-    messages = [v.get("exception_message") for v in [info, *nested]]
-    return next((str(m) for m in messages if m), "it could not be computed")
 
 
 # The rows behind a summary: table -> the columns that a sample shows, and the column whose value is
@@ -583,8 +564,10 @@ def _show_newest(
     where = " and ".join([*epochs, *conditions])
     table: pa.Table = getattr(evidence, name)
     table = select_rows(table, where) if where else table
-    if name == EVENTS:
-        table = _select_doubled(table)
+    if name == EVENTS:  # those that share a position or an origin; a lost one has no row to show
+        rows = table.select([*ORIGIN, "position"]).to_pandas()
+        doubled = rows.duplicated([*ORIGIN], keep=False) | rows.duplicated("position", keep=False)
+        table = table.filter(pa.array(doubled))
     shown = [c for c in _SAMPLE_COLUMNS[name] if c in table.column_names]
     newest = table.select(shown).sort_by([("_epoch", "descending")]).slice(0, SAMPLE_ROWS)
     option = f' --where "{where}"' if where else ""
@@ -626,13 +609,6 @@ def _make_plain(value: Any) -> str | int | float | None:
     """The value as JSON holds it; NaN and infinities are text."""
     is_plain = value is None or isinstance(value, str | int)
     return value if is_plain or (isinstance(value, float) and isfinite(value)) else str(value)
-
-
-def _select_doubled(events: pa.Table) -> pa.Table:
-    """Events that share their position or their origin; a lost event has no row to show."""
-    rows = events.select([*ORIGIN, "position"]).to_pandas()
-    doubled = rows.duplicated([*ORIGIN], keep=False) | rows.duplicated("position", keep=False)
-    return events.filter(pa.array(doubled))
 
 
 def _quote_sql(value: Any) -> str:

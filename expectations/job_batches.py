@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.jobs.spec.job_spec import JobSpec
 
-MOST_MANIFESTS: Final = 200
+MOST_MANIFESTS = 200
 """Batches of a slice that are looked at; one GET each."""
 _TICKS_PER_SECOND = 1_000_000
 
@@ -124,7 +123,7 @@ def _count_newest(values: pd.Series[float], holds: Callable[[float, float], bool
     return len([*takewhile(lambda step: holds(*step), steps)])
 
 
-JOB_SUMMARIES: Final[Mapping[str, Callable[[Iterable[Manifest]], pd.DataFrame]]] = {
+JOB_SUMMARIES: Mapping[str, Callable[[Iterable[Manifest]], pd.DataFrame]] = {
     "batches": summarize_batches,
     "queries": summarize_queries,
 }

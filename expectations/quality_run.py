@@ -137,12 +137,11 @@ def check_quality(
     load_great_expectations()
     begun = time.monotonic()
     record = read_illness(store, spec.name)
-    gathered: Gathered
     if isinstance(spec, JobSpec):
         gathered = gather_batch_slices(spec, store, clock, record)
     else:
         read = read or _make_table_reader(spec, store)
-        gathered = gather_slices(spec, store, read, record, clock=clock)
+        gathered = gather_slices(spec, store, read, record, clock)
     evidence = gathered.newest
     run = run_suites(evidence, gathered.older)
     record = _record_verdicts(store, spec.name, record, gathered, run)
@@ -245,16 +244,6 @@ class TableReader(Protocol):
         """
 
 
-def gather_evidence(
-    spec: PipelineSpec, store: Store, read: TableReader, *, clock: Clock = SYSTEM_CLOCK
-) -> Evidence:
-    """Read all tables and manifests that the checks of the newest epochs need.
-
-    Raises: as for `gather_slices`.
-    """
-    return gather_slices(spec, store, read, clock=clock).newest
-
-
 @dataclass(frozen=True)
 class Gathered:
     """What one run looks at.
@@ -288,44 +277,40 @@ def gather_batch_slices(
     nothing = JobEvidence(spec, head.record, head.slot, (), now)
     if size == 0:
         return Gathered(nothing)
-    health = record.timelines.get(head.timeline)
-    judged = health.judged if health else log.lineage(head.timeline)[-1].first - 1
-    since = min(health.since, judged - size) if health else judged - size
+    health = _find_health(record, log, head.timeline)
+    since = min(health.since, health.judged - size)
     kept = _find_first_kept(partial(_find_epoch_manifest, log, head), since, head.slot)
     first = max(kept, head.slot - MOST_SLICES * MOST_MANIFESTS) + 1
     slots = range(first, head.slot + 1)
     found = map_in_threads(partial(_find_epoch_manifest, log, head), slots, _READER_THREADS)
     manifests = [manifest for manifest in found if manifest is not None]
     epochs = [(manifest.slot, manifest.created_at) for manifest in manifests]
-    plan = plan_slices(epochs, max(judged, first - 1), size, quality, now)
-    plan = plan.separate_ill(health.ill) if health else plan
+    plan = plan_slices(epochs, max(health.judged, first - 1), size, quality, now)
+    plan = plan.separate_ill(health.ill)
 
     def cut(part: EpochSlice, *, is_older: bool = True) -> JobEvidence:
         own = [m for m in manifests if part.since < m.slot <= part.last][-MOST_MANIFESTS:]
         newest = own[-1] if own else head.record
         return JobEvidence(spec, newest, part.since, own, now, is_older)
 
-    start = plan.start
-    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
     newest = cut(plan.newest, is_older=False)
-    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, own)
+    return Gathered(newest, tuple(map(cut, plan.older)), plan, head.timeline, health)
 
 
-@dataclass(frozen=True)
-class PipelineEvidence(Gathered):
-    """The same of a pipeline."""
-
-    newest: Evidence
+def _find_health(record: IllnessRecord, log: SlotLog, timeline: int) -> TimelineHealth:
+    """What earlier runs have noted of a timeline; nothing of one that was never judged."""
+    before = log.lineage(timeline)[-1].first - 1
+    unjudged = TimelineHealth(since=before, judged=before, head=before, newest_since=before)
+    return record.timelines.get(timeline, unjudged)
 
 
 def gather_slices(
     spec: PipelineSpec,
     store: Store,
     read: TableReader,
-    record: IllnessRecord | None = None,
-    *,
-    clock: Clock = SYSTEM_CLOCK,
-) -> PipelineEvidence:
+    record: IllnessRecord,
+    clock: Clock,
+) -> Gathered:
     """Read all tables and manifests that the checks need.
 
     Of the tables only the epochs are read that no run has judged, and one slice before them. They
@@ -337,12 +322,9 @@ def gather_slices(
     """
     log, now = SlotLog(store, spec.name), clock.wall_ticks()
     sealed = log.head()
-    record = read_illness(store, spec.name) if record is None else record
-    health = record.timelines.get(sealed.timeline)
-    segment = log.lineage(sealed.timeline)[-1]
+    health = _find_health(record, log, sealed.timeline)
     size, find_manifest = spec.quality.recent, partial(_find_epoch_manifest, log, sealed)
-    judged = health.judged if health else segment.first - 1
-    since = min(health.since, judged - size) if health else judged - size
+    since = min(health.since, health.judged - size)
     # With the epoch before it, whose retained rows the first row equation needs.
     view_since = max(0, since - 1)
     checkpoints = read(CHECKPOINTS, since=view_since)
@@ -350,16 +332,16 @@ def gather_slices(
     head = find_manifest(epoch)
     if _is_catalog_behind(checkpoints, head, sealed, view_since):
         newest = _describe_behind(spec, read, now)
-        return PipelineEvidence(newest)
+        return Gathered(newest)
     kept = _find_first_kept(find_manifest, since, epoch) if head else 0
-    start = max(judged, kept)
+    start = max(health.judged, kept)
     times = checkpoints["sealed_at"].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     epochs = sorted(zip(checkpoints["_epoch"].to_pylist(), times.to_pylist(), strict=True))
     plan = plan_slices([one for one in epochs if one[0] > kept], start, size, spec.quality, now)
-    plan = plan.separate_ill(health.ill) if health else plan
+    plan = plan.separate_ill(health.ill)
     if head is None:
         plan = replace(plan, slices=())
-    totals = _count_totals(spec, read, health, view_since, start)
+    totals = _count_totals(read, health, start)
     events_since = max(0, epoch - spec.quality.release_epochs)
     first_events = min([events_since, *(part.since for part in plan.older)])
 
@@ -401,10 +383,9 @@ def gather_slices(
         events=_select_after(events, events_since),
         tables={name: _select_after(table, recent_since) for name, table in tables.items()},
     )
-    own = health or TimelineHealth(since=start, judged=start, head=start, newest_since=start)
     counted = _advance_totals(totals, both, start, plan.judged)
-    own = own.model_copy(update={"totals": counted})
-    return PipelineEvidence(newest, older, plan if head else None, sealed.timeline, own)
+    health = health.model_copy(update={"totals": counted})
+    return Gathered(newest, older, plan if head else None, sealed.timeline, health)
 
 
 def _is_catalog_behind(
@@ -479,17 +460,11 @@ def _read_manifests(log: SlotLog, head: LogHead, plan: SlicePlan) -> dict[int, M
     return {n: one for n, one in zip(sorted(wanted), found, strict=True) if one is not None}
 
 
-def _count_totals(
-    spec: PipelineSpec,
-    read: TableReader,
-    health: TimelineHealth | None,
-    view_since: int,
-    start: int,
-) -> dict[str, int]:
+def _count_totals(read: TableReader, health: TimelineHealth, start: int) -> dict[str, int]:
     """The running counters up to an epoch: noted by an earlier run, else counted once."""
     if start == 0:
         return {}
-    if health is not None and health.totals and health.judged == start:
+    if health.totals and health.judged == start:
         return dict(health.totals)
     closes = count_closes(read(BARRIERS), 0, (0, start))
     checkpoints = pc.sum(pc.less_equal(read(CHECKPOINTS)["_epoch"], start)).as_py() or 0

@@ -177,7 +177,14 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
         # pipeline that does not need it.
         suites |= {f.name: _load_suite(f, spec) for f in _list_suite_files(own)}
     loaded = [suite for _, suite in sorted(suites.items())]
-    _refuse_unknown_ids(spec, loaded)
+    known = [check.id for suite in loaded for check in suite.checks]
+    unknown = sorted(set(spec.quality.severity) - set(known))
+    # Severities and results are stored by id.
+    doubled = sorted({i for i in known if known.count(i) > 1})
+    if unknown or doubled:
+        entry = UNKNOWN_CHECK if unknown else CHECK_IDS_DOUBLED
+        names = ", ".join(unknown or doubled)
+        raise entry(pipeline=spec.name, names=names, known=", ".join(known))
     had = _list_parts(spec)
     needed = [suite for suite in loaded if suite.needs is None or suite.needs in had]
     owner = quality.owner or spec.supervision.owner
@@ -223,17 +230,6 @@ def _load_suite(file: Traversable, spec: PipelineSpec | JobSpec | None = None) -
     return suite
 
 
-def _refuse_unknown_ids(spec: PipelineSpec | JobSpec, suites: list[Suite]) -> None:
-    known = [check.id for suite in suites for check in suite.checks]
-    unknown = sorted(set(spec.quality.severity) - set(known))
-    # Severities and results are stored by id.
-    doubled = sorted({i for i in known if known.count(i) > 1})
-    if unknown or doubled:
-        entry = UNKNOWN_CHECK if unknown else CHECK_IDS_DOUBLED
-        names = ", ".join(unknown or doubled)
-        raise entry(pipeline=spec.name, names=names, known=", ".join(known))
-
-
 def list_checked_tables(suites: list[Suite]) -> list[str]:
     """Return the names of the tables that checks look at directly, not through a summary."""
     summaries = {check.summary for suite in suites for check in suite.checks}
@@ -246,21 +242,19 @@ def _list_unknown_names(spec: PipelineSpec | JobSpec, suite: Suite) -> list[tupl
     is_job, tables = isinstance(spec, JobSpec), getattr(spec, "table_names", ())
     own = tuple(JOB_SUMMARIES if is_job else SUMMARIES)
     for place, check in enumerate(suite.checks):
-        table = check.summary.removeprefix(TABLE_PREFIX)
-        if table == check.summary and table not in own:
-            known = ", ".join(own if is_job else (*own, "and table.NAME"))
-            says = f"{spec.name} has no summary {table!r}; there are: {known}"
-            mistakes.append((("checks", place, "summary"), says))
-            continue
-        if table != check.summary and table not in tables:
-            says = f"{spec.name} has no table {table!r}; there are: {', '.join(tables) or 'none'}"
+        name = check.summary.removeprefix(TABLE_PREFIX)
+        what, known = ("summary", own) if name == check.summary else ("table", tables)
+        if name not in known:
+            more = ", and table.NAME" if known is own and not is_job else ""
+            names = ", ".join(known) or "none"
+            says = f"{spec.name} has no {what} {name!r}; there are: {names}{more}"
             mistakes.append((("checks", place, "summary"), says))
             continue
         named = {key: check.kwargs[key] for key in _COLUMN_ARGUMENTS if key in check.kwargs}
         columns = list_frame_columns(spec, check.summary) if named else []
-        for key, names in named.items():
-            for name in {*([names] if isinstance(names, str) else names)} - {*columns}:
-                says = f"no column {name!r} in {check.summary}; there are: {', '.join(columns)}"
+        for key, given in named.items():
+            for column in {*([given] if isinstance(given, str) else given)} - {*columns}:
+                says = f"no column {column!r} in {check.summary}; there are: {', '.join(columns)}"
                 mistakes.append((("checks", place, "kwargs", key), says))
         if not isinstance(spec, JobSpec):
             mistakes += [

@@ -8,7 +8,7 @@ own quantile expectation cannot store its result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -433,7 +433,7 @@ def summarize_release(evidence: Evidence) -> pd.DataFrame:
     return frame
 
 
-SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
+SUMMARIES: Mapping[str, Callable[[Evidence], pd.DataFrame]] = {
     build.__name__.removeprefix("summarize_"): build
     for build in (
         summarize_late_by_source,
@@ -457,7 +457,7 @@ SUMMARIES: Final[Mapping[str, Callable[[Evidence], pd.DataFrame]]] = {
 """Name of a summary in a suite file -> how it is built. The first column names the row."""
 
 
-TABLE_PREFIX: Final = "table."
+TABLE_PREFIX = "table."
 """Before the name of a table, as the summary of a check that looks at the table itself."""
 
 

@@ -309,11 +309,6 @@ def build_process_environment(
     return {**kept, "PATH": f"{programs}:{inherited.get('PATH', os.defpath)}", **own}
 
 
-def hash_settings(environment: Mapping[str, str]) -> str:
-    """Return a hash of settings, which shows whether a running Airflow was started with them."""
-    return hashlib.sha256(json.dumps(sorted(environment.items())).encode()).hexdigest()[:16]
-
-
 # 27 s on two idle cores; a busy machine may need many times that, and one that ends is seen at
 # once.
 _HEALTHY_WITHIN = 900.0
@@ -339,7 +334,7 @@ class AirflowProcesses:
 
     def restart_if_changed(self) -> None:
         """Stop processes that were started with other settings; `start` then starts them again."""
-        wanted = hash_settings(self.settings)
+        wanted = hashlib.sha256(json.dumps(sorted(self.settings.items())).encode()).hexdigest()[:16]
         if self.state.airflow_digest == wanted:
             return
         running = [

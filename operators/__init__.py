@@ -1,6 +1,6 @@
 """Airflow's side of tidegate: launch, adopt, watch, recover, check."""
 
-from typing import Any
+from tidegate.json_types import JsonObject, read_data_file
 
 if __name__ != "tidegate.operators":
     raise ImportError(f"import tidegate.operators, not {__name__}")
@@ -8,39 +8,11 @@ if __name__ != "tidegate.operators":
 __all__ = ["get_provider_info"]
 
 
-def get_provider_info() -> dict[str, Any]:
+def get_provider_info() -> JsonObject:
     """Return what Airflow lists about this provider.
 
     This module imports nothing heavy, because Airflow calls the function at every start.
     """
-    package = "tidegate.operators"
-    operators = (
-        "stream_operator",
-        "recover_and_pin",
-        "deploy_operator",
-        "child_operators",
-        "splice_operators",
-        "assets",
-        "sweep_operator",
-    )
-    triggers = ("trigger", "assets")
-    return {
-        "package-name": "tidegate",
-        "name": "tidegate",
-        "description": (
-            "Streams on PySpark with kept late rows, sealed checkpoints and restores, supervised by"
-            " Airflow."
-        ),
-        "integrations": [{"integration-name": "tidegate", "tags": ["service"]}],
-        **{
-            kind: [
-                {
-                    "integration-name": "tidegate",
-                    "python-modules": [f"{package}.{name}" for name in names],
-                }
-            ]
-            for kind, names in (("operators", operators), ("triggers", triggers))
-        },
-        "extra-links": [f"{package}.child_operators.DataDocsLink"],
-        "asset-uris": [{"schemes": ["tidegate"], "handler": None}],
-    }
+    provider = read_data_file(__name__, "provider.toml")["provider"]
+    # TOML has no null.
+    return {**provider, "asset-uris": [{"schemes": ["tidegate"], "handler": None}]}

@@ -1,7 +1,7 @@
 """The task of `<p>.deploy`: has drivers run the file of a spec, as `tidegate deploy` does."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
@@ -11,7 +11,7 @@ from tidegate.json_types import JsonObject
 from .errors import DEPLOY_REFUSED, FILE_CHANGED
 from .pipeline_operator import PipelineOperator, get_requester
 
-_DEPLOYED_WITHIN: Final = 300.0  # seconds for the first round of a driver with the new spec
+_DEPLOYED_WITHIN = 300.0  # seconds for the first round of a driver with the new spec
 
 
 class DeployOperator(PipelineOperator):

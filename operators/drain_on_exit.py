@@ -61,24 +61,17 @@ def drain_drivers(folder: Path, timeout: float = _DRAIN_TIMEOUT) -> list[Launche
         if driver and is_on_this_host(driver.leader) and driver.is_alive()
     ]
     for driver in living:
-        _ask_to_drain(driver)
+        # The JVM would end before the driver, which then could not seal the epoch under way.
+        for process in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):  # it has ended meanwhile, or is not a process
+                pid, name = int(process.name), (process / "comm").read_text().strip()
+                if os.getpgid(pid) == driver.leader.pid and name != "java":
+                    os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout
     while living and time.monotonic() < deadline:
         time.sleep(_DRAIN_POLL_SECONDS)
         living = [driver for driver in living if driver.is_alive()]
     return living
-
-
-def _ask_to_drain(driver: LaunchedDriver) -> None:
-    """Send SIGTERM to the driver's group, but not to its JVM.
-
-    The JVM would end before the driver, which then could not seal the epoch under way.
-    """
-    for process in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):  # it has ended meanwhile, or is not a process
-            pid, name = int(process.name), (process / "comm").read_text().strip()
-            if os.getpgid(pid) == driver.leader.pid and name != "java":
-                os.kill(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
 
 from pydantic.dataclasses import dataclass
 
@@ -40,7 +39,7 @@ _EXIT_CODE_SHELL = (
     'echo "$code" > "$0.part" && mv "$0.part" "$0"'
 )
 # Attempts of one pipeline whose files stay on this host. The bucket keeps the newest logs as well.
-KEPT_ATTEMPTS: Final = 50
+KEPT_ATTEMPTS = 50
 # Twice the time after which the shell itself deletes the keys.
 _FOREIGN_START_SECONDS = 600.0
 

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.canonical_json import parse_json
@@ -31,7 +30,7 @@ from .driver_launch import has_own_session, send_signal
 
 # States that a person or a time-out gives a task. Any other state means that a new try is on its
 # way or has adopted the driver.
-ENDED_TASK_STATES: Final = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
+ENDED_TASK_STATES = frozenset({"success", "failed", "removed", "skipped", "upstream_failed"})
 
 _STOP_POLL_SECONDS = 0.5
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, BaseOperator, CronDataIntervalTimetable, Param
@@ -57,10 +57,10 @@ from .recover_and_pin import (
 from .stream_operator import StreamOperator
 from .sweep_operator import StopOperator, SweepOperator, SweepReportOperator
 
-STORE_TAG_PREFIX: Final = "store:"  # of the tag that names the store's Airflow connection
-APPROVAL_TAG: Final = "approval"  # of streams whose restores another person approves
+STORE_TAG_PREFIX = "store:"  # of the tag that names the store's Airflow connection
+APPROVAL_TAG = "approval"  # of streams whose restores another person approves
 SWEEP_DAG_ID = "tidegate.sweep"
-BROKEN_SPECS_DAG_ID: Final = "tidegate.broken_specs"
+BROKEN_SPECS_DAG_ID = "tidegate.broken_specs"
 _BROKEN_SPECS_CRON = "*/15 * * * *"
 # The least time between two announcements of closed periods; long periods need fewer looks.
 ANNOUNCE_EVERY_SECONDS = 10.0

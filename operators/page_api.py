@@ -355,7 +355,9 @@ def show_log(view: ViewDep) -> JsonObject:
 @_STREAM_ROUTES.get("/spec")
 def show_spec(dag_id: str) -> JsonObject:
     """The file of the stream's spec, with line numbers as errors name them."""
-    return _read_spec_file(parse_pipeline_name(dag_id))
+    pipeline = parse_pipeline_name(dag_id)
+    file, text = _find_spec_file(pipeline)
+    return {"file": str(file), "lines": mask_spec_lines(text)}
 
 
 @_STREAM_ROUTES.get("/deploy")
@@ -421,12 +423,6 @@ def _serve_file(name: str, request: Request) -> Response:
     if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
     return Response(data, media_type=f"{kind}; charset=utf-8", headers=headers)
-
-
-def _read_spec_file(pipeline: str) -> JsonObject:
-    """The lines of the file as it is now, also if it is not a valid spec; without its secrets."""
-    file, text = _find_spec_file(pipeline)
-    return {"file": str(file), "lines": mask_spec_lines(text)}
 
 
 def _load_spec_file(pipeline: str) -> SpecFile | None:

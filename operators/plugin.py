@@ -8,6 +8,8 @@ from typing import Any
 import pluggy
 from airflow.plugins_manager import AirflowPlugin
 
+from tidegate.json_types import read_data_file
+
 
 class _LazyApp:
     """The ASGI application of `page_api.make_app`, made at the first request."""
@@ -86,24 +88,4 @@ class TidegatePlugin(AirflowPlugin):
     fastapi_apps = [  # noqa: RUF012 - declared so by Airflow
         {"app": _LazyApp(), "url_prefix": "/tidegate", "name": "tidegate"}
     ]
-    external_views = [  # noqa: RUF012 - declared so by Airflow
-        {
-            "name": "Streams",
-            "href": "/tidegate/page",
-            "destination": "nav",
-            "url_route": "streams",
-            "category": "browse",
-        },
-        {
-            "name": "Stream",
-            "href": "/tidegate/page?dag={DAG_ID}",
-            "destination": "dag",
-            "url_route": "stream",
-        },
-        {
-            "name": "Stream",
-            "href": "/tidegate/page?dag={DAG_ID}&run={RUN_ID}&task={TASK_ID}",
-            "destination": "task_instance",
-            "url_route": "stream-task",
-        },
-    ]
+    external_views = read_data_file("tidegate.operators", "provider.toml")["views"]

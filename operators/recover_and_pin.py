@@ -16,11 +16,11 @@ The audit document in the bucket keeps who, when, why, from and to, also if the 
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import (
     AckOutcome,
@@ -47,7 +47,6 @@ from tidegate.checkpoints.restore import (
 )
 from tidegate.checkpoints.shared_documents import read_document
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import Store
 from tidegate.checkpoints.verify import CheckpointVerdict, verify_checkpoint
 from tidegate.errors import ConfigurationError, FailureClass, TidegateError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
@@ -77,7 +76,7 @@ from .trigger import EpochTrigger
 
 # Epochs sealed between an impact report and its approval. With more of them, the report no longer
 # describes what the restore would take back.
-MAX_APPROVAL_DRIFT: Final = 500
+MAX_APPROVAL_DRIFT = 500
 
 _DRIVER_BEGINS_WITHIN = 10.0  # seconds; a run that watches launches one within a few
 _FIRST_EPOCH_WITHIN = 300.0  # seconds to wait for the first epoch after the restore
@@ -117,7 +116,7 @@ class ReportRestoreOperator(PipelineOperator):
             raise RESTORE_NOT_APPROVED(
                 pipeline=self.pipeline, reason=reason, dag_id=self.dag_id, requester="the starter"
             )
-        audit = read_restore_audit(log.store, self.pipeline, run)
+        audit = read_restore_audit(log, run)
         # A repeated report stays with its first checkpoint: a person may be looking at it.
         asked = audit.target if audit is not None and audit.bound else self.checkpoint
         plan = plan_restore(log, choose_checkpoint(log, asked), spec=self._read_spec())
@@ -275,7 +274,7 @@ class RecoverOperator(ReportRestoreOperator):
 
     def _check_approval(self, log: SlotLog, run: str, who: str) -> tuple[str, str]:
         """The approved checkpoint and the approver, if the approval holds for the present head."""
-        audit = read_restore_audit(log.store, self.pipeline, run) or RestoreAudit(request=run)
+        audit = read_restore_audit(log, run) or RestoreAudit(request=run)
         answers = [s for s in audit.steps if s.what in _ANSWERS]
         # The newest answer decides. An answer of the asker does not count, so that it cannot undo
         # a rejection either.
@@ -399,10 +398,9 @@ def _find_fork_of_run(log: SlotLog, request: str) -> ForkRecord | None:
     return next((fork for fork in log.list_forks() if fork.request_id == request), None)
 
 
-def read_restore_audit(store: Store, pipeline: str, run: str) -> RestoreAudit | None:
+def read_restore_audit(log: SlotLog, run: str) -> RestoreAudit | None:
     """Return the trail of one run of the recover DAG; None if it has none."""
-    key = BucketLayout(pipeline).restore_audit_key(run)
-    return read_document(store, key, RestoreAudit)[0]
+    return read_document(log.store, log.layout.restore_audit_key(run), RestoreAudit)[0]
 
 
 def _find_refusal_reason(

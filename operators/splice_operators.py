@@ -146,7 +146,7 @@ class ApproveRestoreOperator(AskOperator):
             ConfigurationError: the report's task has made no report.
         """
         log = SlotLog(self.open_store(), self.pipeline)
-        audit = read_restore_audit(log.store, self.pipeline, str(context["run_id"]))
+        audit = read_restore_audit(log, str(context["run_id"]))
         who = get_requester(context)
         if audit is None or not audit.target:
             reason = "the report was not made, only marked as made"

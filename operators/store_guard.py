@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
@@ -20,7 +20,7 @@ from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoreUnavailableError
 
 # Seconds for one request. Who looks again after a moment need not wait as long as a driver.
-REQUEST_BUDGET: Final = 3.0
+REQUEST_BUDGET = 3.0
 _FAILURES_TO_OPEN = 3  # in a row: one slow answer says nothing of the next request
 _OPEN_SECONDS = 5.0
 _THREADS_PER_STORE = 8  # a look takes some 20 ms, so that they serve hundreds of streams
@@ -55,7 +55,10 @@ class _GuardedStore:
         return partial(self._send, found) if callable(found) else found
 
     def _send(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        self._refuse_while_open()
+        with self._lock:
+            is_open = self._clock.monotonic() < self._open_until
+        if is_open:
+            raise STORE_UNAVAILABLE(uri=self._store.url, cause=f"a moment ago: {self._cause}")
         result = self._note_outcome(lambda: call(*args, **options))
         # A listing asks when it is read.
         return self._iterate(result) if isinstance(result, Iterator) else result
@@ -64,12 +67,6 @@ class _GuardedStore:
         end = object()
         while (entry := self._note_outcome(lambda: next(entries, end))) is not end:
             yield entry
-
-    def _refuse_while_open(self) -> None:
-        with self._lock:
-            is_open = self._clock.monotonic() < self._open_until
-        if is_open:
-            raise STORE_UNAVAILABLE(uri=self._store.url, cause=f"a moment ago: {self._cause}")
 
     def _note_outcome(self, ask: Callable[[], R]) -> R:
         cause = None

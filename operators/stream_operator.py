@@ -311,8 +311,10 @@ class StreamOperator(PipelineOperator):
             waiting = [] if wanted else None
             token = lease.token if lease else 0
             return self._defer_to_trigger(None, token, budget, memory, waiting)
-        if lease is None:
-            _forget_report(store, self.pipeline)
+        if lease is None and read_status(store, self.pipeline) is not None:
+            # The report of a driver whose lease was wiped says nothing of the next one. It is
+            # overwritten, because the keys of drivers and Airflow may delete no document.
+            write_status(store, self.pipeline, DriverStatus(token=0, driver="", step="", at=0))
         # A standby takes the free lease by itself, and then needs a standby of its own.
         launched = standby or self._launch(budget)
         waiting = [self._launch(budget)] if wanted else None
@@ -396,15 +398,6 @@ def refuse_wiped_bucket(store: Store, pipeline: str, memory: RunMemory) -> None:
         raise BUCKET_WIPED(pipeline=pipeline, change=change)
     if desired is None:
         raise BUCKET_WIPED(pipeline=pipeline, change="its desired.json is gone")
-
-
-def _forget_report(store: Store, pipeline: str) -> None:
-    """Replace the report of a driver whose lease was wiped: it says nothing of the next one.
-
-    The report is overwritten, because the keys of drivers and Airflow may delete no document.
-    """
-    if read_status(store, pipeline) is not None:
-        write_status(store, pipeline, DriverStatus(token=0, driver="", step="", at=0))
 
 
 def _read_newest_checkpoint(store: Store, pipeline: str) -> str | None:

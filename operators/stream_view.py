@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import (
@@ -65,9 +65,9 @@ from .page_data import (
 )
 
 # Epochs in the charts: more than pixels need, few enough to be read in a moment.
-CHART_POINTS: Final = 120
-CHECKPOINTS_PER_PAGE: Final = 25
-READ_WORKERS: Final = 8
+CHART_POINTS = 120
+CHECKPOINTS_PER_PAGE = 25
+READ_WORKERS = 8
 BARRIERS_SHOWN = 60
 _LOCK_PATIENCE = 1.0  # seconds; a look at the bucket usually takes a tenth of that
 _QUALITY_FRESH_SECONDS = 15.0  # a verdict is minutes old when it is new

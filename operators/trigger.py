@@ -8,7 +8,6 @@ Datadog and StatsD with InfluxDB tags have them, plain StatsD has none.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from airflow.sdk import BaseXCom
 from airflow.sdk.configuration import conf
@@ -76,7 +75,7 @@ def record_adoption(pipeline: str) -> None:
 
 
 # Seconds before the first event; 6.5 and 7 were reported to be too few on busy schedulers.
-_SETTLE_SECONDS: Final = 10.0
+_SETTLE_SECONDS = 10.0
 # Seconds for Airflow to answer what state the task is in; once measured at 8.5.
 _TASK_STATE_TIMEOUT = 10.0
 # Seconds from the launch of a standby to the next one: it may end at once, time after time.

@@ -23,10 +23,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from tests.driver.sealed_epochs import FACTS, measured
 from tests.engine.harness import barrier, row, spec_of
+from tests.expectations.evidence_reading import gather_evidence
 from tests.expectations.preset_pipelines import BREAKING_VALUES, FILTERED_VALUE, RECENT, Pipeline
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_index import SlotIndex
-from tidegate.expectations.quality_run import gather_evidence
 from tidegate.expectations.summaries import (
     summarize_barriers,
     summarize_dead_letter_health,

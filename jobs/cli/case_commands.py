@@ -15,7 +15,6 @@ from .errors import CANNOT_WRITE, TEST_OF_JOB
 
 if TYPE_CHECKING:
     from tidegate.jobs.cases.case_report import CaseResult
-    from tidegate.jobs.spec.pipeline import PipelineSpec
 
 
 def run_cases(
@@ -47,8 +46,11 @@ def run_cases(
     from tidegate.jobs.cases.case_check import open_runner
     from tidegate.jobs.cases.case_file import find_cases
     from tidegate.jobs.cases.case_report import write_junit
+    from tidegate.jobs.spec.job_spec import JobSpec
 
-    pipeline = _find_pipeline(spec, environment)
+    pipeline = arguments.find_any_spec(spec, environment)
+    if isinstance(pipeline, JobSpec):
+        raise TEST_OF_JOB(name=pipeline.name)
     files = find_cases(arguments.resolve_spec_path(spec), cases or [])
     results: list[CaseResult] = []
     with open_runner(pipeline, on_spark=on_spark) as runner:
@@ -56,7 +58,10 @@ def run_cases(
             result = runner.check_case(file, is_recorded=is_recorded)
             results.append(result)
             if not as_json:
-                _print_result(result)
+                output.print_line(f"{result.verdict:8}  {result.case}  {result.seconds:.2f} s")
+                for problem in result.problems:
+                    for line in problem.splitlines():
+                        output.print_line(f"  {line}")
     if junit is not None:
         try:
             write_junit(junit, pipeline.name, results)
@@ -68,19 +73,3 @@ def run_cases(
     output.print_result(as_json, "test", records, f"{pipeline.name}: {summary}")
     if counts["bad"] or counts["failed"]:
         raise typer.Exit(2 if counts["bad"] else 1)
-
-
-def _find_pipeline(spec: str, environment: str | None) -> PipelineSpec:
-    from tidegate.jobs.spec.job_spec import JobSpec
-
-    found = arguments.find_any_spec(spec, environment)
-    if isinstance(found, JobSpec):
-        raise TEST_OF_JOB(name=found.name)
-    return found
-
-
-def _print_result(result: CaseResult) -> None:
-    output.print_line(f"{result.verdict:8}  {result.case}  {result.seconds:.2f} s")
-    for problem in result.problems:
-        for line in problem.splitlines():
-            output.print_line(f"  {line}")

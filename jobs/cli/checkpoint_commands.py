@@ -181,7 +181,7 @@ def restore_checkpoint(
     plan = plan_restore(log, target, catalog=catalog, spec=spec)
     if isinstance(spec, PipelineSpec) and target:
         manifest = log.open_checkpoint(target).epoch
-        changes = checkpoint_specs.compare_spec_with_checkpoint(log.store, spec, manifest) or []
+        changes = checkpoint_specs.SealedSpecs(log).compare_with(spec, manifest) or []
     if not as_json:
         output.print_text("restore", plan=plan, changes=changes)
     if not dry_run:

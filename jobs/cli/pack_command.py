@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from . import output
 from .arguments import resolve_spec_path
 from .errors import CANNOT_WRITE, NO_PACKER, PACK_FAILED
 
-PACKAGES: Final = (
+PACKAGES = (
     "boto3",
     "confluent-kafka",
     "croniter",
@@ -40,9 +40,9 @@ PACKAGES: Final = (
     "urllib3",
 )
 """What tasks import, besides PySpark. Each brings its own requirements along."""
-_LEFT_OUT: Final = ("expectations", "infra", "operators", "__pycache__")
+_LEFT_OUT = ("expectations", "infra", "operators", "__pycache__")
 """Folders of tidegate that no task imports."""
-_FOLDER: Final = "tidegate-env"
+_FOLDER = "tidegate-env"
 """Where executors unpack the archive, in their working folder."""
 
 
@@ -69,7 +69,11 @@ def write_executor_archive(
     with TemporaryDirectory(prefix="tidegate-pack-") as scratch:
         sources, packed = Path(scratch, "sources"), Path(scratch, "packed")
         write_code(collect_code(pipeline, path), sources)
-        _copy_own_package(sources)
+        own = find_spec("tidegate")
+        assert own is not None and own.origin is not None  # noqa: S101, PT018 - it is this package
+        # Links are followed: a source tree has the folders of the package elsewhere.
+        ignored = shutil.ignore_patterns(*_LEFT_OUT)
+        shutil.copytree(Path(own.origin).parent, sources / "tidegate", ignore=ignored)
         _run_packer(sources, packed)
         _write_archive(packed, archive)
     size = archive.stat().st_size / 1e6
@@ -96,14 +100,6 @@ def _write_archive(packed: Path, archive: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _copy_own_package(target: Path) -> None:
-    own = find_spec("tidegate")
-    assert own is not None and own.origin is not None  # noqa: S101, PT018 - it is this package
-    # Links are followed: a source tree has the folders of the package elsewhere.
-    ignored = shutil.ignore_patterns(*_LEFT_OUT)
-    shutil.copytree(Path(own.origin).parent, target / "tidegate", ignore=ignored)
-
-
 def _run_packer(sources: Path, packed: Path) -> None:
     """Let pex make an environment of these sources and of the packages that are installed here.
 
@@ -120,20 +116,15 @@ def _run_packer(sources: Path, packed: Path) -> None:
     # Spark puts PySpark into PYTHONPATH, which counts after what is packed.
     options = ["--inherit-path=fallback", "--layout", "loose", "-D", str(sources)]
     shebang = ["--python-shebang", f"/usr/bin/env {python}"]
-    command = [sys.executable, "-m", "pex", *list_requirements(), *place, *options, *shebang]
+    packages = []
+    for name in PACKAGES:
+        try:
+            packages.append(f"{name}=={version(name)}")
+        except PackageNotFoundError:  # of an extra
+            continue
+    command = [sys.executable, "-m", "pex", *packages, *place, *options, *shebang]
     done = subprocess.run(
         [*command, "-o", str(packed)], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise PACK_FAILED(cause=(done.stderr or done.stdout).strip()[-2000:])
-
-
-def list_requirements() -> list[str]:
-    """The packages of a task that are installed here, in these versions."""
-    found = []
-    for name in PACKAGES:
-        try:
-            found.append(f"{name}=={version(name)}")
-        except PackageNotFoundError:  # of an extra
-            continue
-    return found

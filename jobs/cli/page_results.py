@@ -11,7 +11,6 @@ import select
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -225,7 +224,7 @@ def _select_equal(rows: pa.Table, equal: Mapping[str, str]) -> pa.Table:
     return rows
 
 
-_ANSWERS: Final[Mapping[str, Callable[..., JsonObject]]] = {
+_ANSWERS: Mapping[str, Callable[..., JsonObject]] = {
     "tables": PipelineResults.list_tables,
     "proof": PipelineResults.prove_recovery,
     "sample": PipelineResults.sample_rows,

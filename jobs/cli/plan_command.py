@@ -62,7 +62,12 @@ def show_plan(
     else:
         plan = _plan_with_file(given, arguments.find_any_spec(against, environment), against)
     if out is not None:
-        _write_plan(out, plan, _make_copy(given, spec).digest)
+        digest = _make_copy(given, spec).digest
+        text = json.dumps({"plan": _describe_verdicts(plan), "digest": digest}, indent=2)
+        try:
+            out.write_text(text + "\n", "utf-8")
+        except OSError as error:
+            raise CANNOT_WRITE(file=out, reason=error.strerror) from error
     if as_json:
         output.print_envelope("plan", describe_plan(plan))
     else:
@@ -143,14 +148,6 @@ def _make_copy(given: PipelineSpec | JobSpec, spec: str) -> SpecCopy:
     from tidegate.jobs.spec.user_code import collect_code
 
     return make_copy(given, collect_code(given, arguments.resolve_spec_path(spec)))
-
-
-def _write_plan(out: Path, plan: SpecPlan, digest: str) -> None:
-    text = json.dumps({"plan": _describe_verdicts(plan), "digest": digest}, indent=2)
-    try:
-        out.write_text(text + "\n", "utf-8")
-    except OSError as error:
-        raise CANNOT_WRITE(file=out, reason=error.strerror) from error
 
 
 def _describe_verdicts(plan: SpecPlan) -> JsonObject:

@@ -82,8 +82,14 @@ def validate_specs(
 def _find_checked_spec(
     name: str, environment: str | None, *, is_shown: bool
 ) -> PipelineSpec | JobSpec:
+    from tidegate.jobs.spec.operations import QualitySpec
+
     pipeline = arguments.find_any_spec(name, environment)
-    _check_quality_suites(name, pipeline)
+    # Reading the suites imports pandas; the default section cannot be wrong.
+    if pipeline.quality != QualitySpec():
+        from tidegate.expectations.suite_files import find_suites, load_suites
+
+        load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
     if environment is not None and is_shown:
         _print_merged_spec(name, environment)
     return pipeline
@@ -161,16 +167,6 @@ def _check_topics(pipeline: PipelineSpec) -> None:
         from tidegate.jobs.sources.topic_checks import require_readable_topics
 
         require_readable_topics(pipeline, environment=None)
-
-
-def _check_quality_suites(name: str, pipeline: PipelineSpec | JobSpec) -> None:
-    from tidegate.jobs.spec.operations import QualitySpec
-
-    # Reading the suites imports pandas; the default section cannot be wrong.
-    if pipeline.quality != QualitySpec():
-        from tidegate.expectations.suite_files import find_suites, load_suites
-
-        load_suites(find_suites(pipeline, arguments.resolve_spec_path(name).parent))
 
 
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:

@@ -31,7 +31,7 @@ from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.checkpoint_specs import (
-    compare_spec_with_checkpoint,
+    SealedSpecs,
     require_compatible_spec,
     require_fitting_tables,
     write_spec,
@@ -487,7 +487,7 @@ def _require_spec_fit(spec: PipelineSpec, log: SlotLog, manifest: Manifest) -> N
     """Log what a changed spec keeps and drops, and refuse a spec that would misread the state."""
     if BatchNotes.from_manifest(manifest) is not None:
         raise OTHER_KIND(pipeline=spec.name, found="job", given="pipeline")
-    if compare_spec_with_checkpoint(log.store, spec, manifest) is None:
+    if SealedSpecs(log).compare_with(spec, manifest) is None:
         _log.warning(
             "spec_changed",
             pipeline=spec.name,

@@ -3,8 +3,6 @@
 It logs JSON lines to stderr and ends with the exit code of the failure class: 0 without one.
 """
 
-from __future__ import annotations
-
 import typer
 
 from tidegate.jobs.driver.__main__ import (

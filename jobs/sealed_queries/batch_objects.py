@@ -86,7 +86,11 @@ class QueryObjects:
         Raises:
             FileNotFoundError: Spark has deleted one of them.
         """
-        self._forget_oldest_packs(files)
+        # The manifest stays small, and a large pack is not kept for one file.
+        needed = (self._known[path] for path in files if path in self._known)
+        packs = sorted({ref.key for ref in needed if _PATH not in ref.extra})
+        gone = packs[: -MOST_PACKS // 2] if len(packs) >= MOST_PACKS else []
+        self._known = {path: ref for path, ref in self._known.items() if ref.key not in gone}
         new = {path: file for path, file in files.items() if path not in self._known}
         small = {
             path: file
@@ -134,16 +138,6 @@ class QueryObjects:
             kind=get_object_kind(self._query),
             extra={_ETAG: etag, **({_PATH: path} if path else {})},
         )
-
-    def _forget_oldest_packs(self, files: Mapping[str, CheckpointFile]) -> None:
-        """Let the files of the older half be packed again once too many packs are needed.
-
-        The manifest stays small, and a large pack is not kept for one file.
-        """
-        needed = (self._known[path] for path in files if path in self._known)
-        packs = sorted({ref.key for ref in needed if _PATH not in ref.extra})
-        gone = packs[: -MOST_PACKS // 2] if len(packs) >= MOST_PACKS else []
-        self._known = {path: ref for path, ref in self._known.items() if ref.key not in gone}
 
 
 def select_objects(segments: Sequence[FileRef], query: str) -> list[FileRef]:

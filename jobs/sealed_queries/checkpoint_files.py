@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from .checkpoint_folder import CheckpointFile, CheckpointFolder, HostFolder
 from .errors import UNKNOWN_CHECKPOINT_FORMAT
 
-SINK_LOG: Final = "_sink"  # where a pack keeps the log of a file sink
+SINK_LOG = "_sink"  # where a pack keeps the log of a file sink
 _VERSION = re.compile(
     r"(?P<number>\d+)(?:_[0-9a-f-]{36})?\.(?P<kind>delta|changelog|snapshot|zip)(?:\.crc)?"
 )

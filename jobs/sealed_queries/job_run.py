@@ -335,7 +335,15 @@ class JobSession(LeasedSession):
         stopping.start()
         stopping.join(_QUERIES_END_WITHIN)
         if not self._script_ended.wait(_SCRIPT_ENDS_WITHIN):
-            self._leave_script()
+            # The process ends although the script goes on; its queries have ended.
+            self._loop.close()
+            self._give_up_raced_queries()
+            error = self._loop.error
+            state = "failed" if error else "stopped"
+            self._note_end(state, error, "the script did not end with its queries")
+            _log.warning("script_left", pipeline=self._spec.name)
+            self.close()
+            os._exit(error.failure_class.exit_code if error else 0)
 
     def _refuse_unseen_queries(self) -> None:
         """End the job if a query that should be sealed was started past the hooks."""
@@ -361,17 +369,6 @@ class JobSession(LeasedSession):
         started = self._forgotten.union(self._loop.queries)
         missing = sorted(set(self._spec.queries) - started)
         return ", ".join(missing) or ("" if started else "with a name")
-
-    def _leave_script(self) -> None:
-        """End the process although the script goes on; its queries have ended."""
-        self._loop.close()
-        self._give_up_raced_queries()
-        error = self._loop.error
-        state = "failed" if error else "stopped"
-        self._note_end(state, error, "the script did not end with its queries")
-        _log.warning("script_left", pipeline=self._spec.name)
-        self.close()
-        os._exit(error.failure_class.exit_code if error else 0)
 
     def _stop_queries(self) -> None:
         """Stop each query between two batches if it gets there in time; at once without a lease."""

@@ -371,22 +371,20 @@ class SealLoop:
         Either it has failed, or it has no end of its own and no one has asked the job to stop.
         """
         for name in self._reports.failures.keys() & self.queries.keys():
-            self.fail(self._explain_failure(name, self._reports.failures[name]))
+            text = self._reports.failures[name]
+            entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
+            if _LOST_RACE in text:
+                self.raced.add(name)
+                entry = SINK_RACED
+            cause = extract_cause(RuntimeError(text))
+            error: TidegateError = entry(
+                pipeline=self._slot_log.pipeline, query=name, what=f"query {name}", text=cause
+            )
+            self.fail(error)
         for name in self._reports.ends & self.queries.keys():
             # A stop is noted before it reaches a query.
             if not self._stop.is_set() and self._has_no_end(self.queries[name]):
                 self.fail(QUERY_ENDED(pipeline=self._slot_log.pipeline, query=name))
-
-    def _explain_failure(self, name: str, text: str) -> TidegateError:
-        entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
-        if _LOST_RACE in text:
-            self.raced.add(name)
-            entry = SINK_RACED
-        cause = extract_cause(RuntimeError(text))
-        error: TidegateError = entry(
-            pipeline=self._slot_log.pipeline, query=name, what=f"query {name}", text=cause
-        )
-        return error
 
     def _has_no_end(self, query: SealedQuery) -> bool:
         return not self.may_end and query.facts.trigger not in _TRIGGERS_THAT_END

@@ -186,17 +186,13 @@ def _note_foreach(facts: WriterFacts, *_: Any, **__: Any) -> None:
 
 def _note_trigger(facts: WriterFacts, **kinds: Any) -> None:
     facts.trigger = next((kind for kind, value in kinds.items() if value), None)
-    facts.interval = _parse_interval(kinds.get("processingTime") or "")
+    text = kinds.get("processingTime") or ""
+    found = _INTERVAL_PART.findall(text.lower())
+    facts.interval = sum(float(number) * _SECONDS[unit] for number, unit in found) or None
 
 
 def _note_mode(facts: WriterFacts, outputMode: str) -> None:  # noqa: N803 - Spark's name
     facts.mode = outputMode
-
-
-def _parse_interval(text: str) -> float | None:
-    """Return the seconds of an interval as Spark writes it, such as ``1 minute 30 seconds``."""
-    found = _INTERVAL_PART.findall(text.lower())
-    return sum(float(number) * _SECONDS[unit] for number, unit in found) or None
 
 
 def _note_option(facts: WriterFacts, key: str, value: Any) -> None:

@@ -103,26 +103,23 @@ def audit_exactness(
     )
     if not epochs:
         return found
-    found.set_aside = _count_set_aside(epochs[-1])
-    with open_database() as db:
-        db.register("input", _read_input_rows(spec, store, epochs))
-        for name in (EVENTS, LATE, DEAD_LETTERS):
-            db.register(name, table(name))
-        audit = _Audit(db, spec, base, epochs[-1], found)
-        audit.register_merged_rows(_read_merged_rows(spec, store, epochs[-1]))
-        audit.check_row_dispositions()
-        for name in spec.windows:
-            audit.check_window_results(name, table(name))
-    return found
-
-
-def _count_set_aside(head: Manifest) -> dict[str, dict[str, int]]:
+    head = epochs[-1]
     names = (DEAD_OBJECTS, DEAD_OBJECT_ROWS, NULLS_FILLED, COLUMNS_LEFT_OUT)
     counts = {
         source: {name: own[name] for name in names if name in own}
         for source, own in head.counters.per_source.items()
     }
-    return {source: own for source, own in counts.items() if own}
+    found.set_aside = {source: own for source, own in counts.items() if own}
+    with open_database() as db:
+        db.register("input", _read_input_rows(spec, store, epochs))
+        for name in (EVENTS, LATE, DEAD_LETTERS):
+            db.register(name, table(name))
+        audit = _Audit(db, spec, base, head, found)
+        audit.register_merged_rows(_read_merged_rows(spec, store, head))
+        audit.check_row_dispositions()
+        for name in spec.windows:
+            audit.check_window_results(name, table(name))
+    return found
 
 
 def _is_read_again(source: SourceSpec) -> bool:

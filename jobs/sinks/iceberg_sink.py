@@ -214,7 +214,17 @@ class IcebergSink:
                 follower = self.follower(self.open_table(table), self.uid)
                 self._tables[table] = self._require_same_owner(follower)
         if reload and CHECKPOINTS in self._tables:
-            self._refuse_rolled_back_checkpoints()
+            # `_rewind_tables` moves it back if a person rolled back a table by hand. A table that
+            # was loaded after another publisher repaired it holds less than the earlier
+            # `checkpoints` says, and would look as if it had no files in the slots that it lacks.
+            before = self._tables[CHECKPOINTS].newest_position()
+            now = self.follower(self.open_table(CHECKPOINTS), self.uid).newest_position()
+            if before and (
+                now is None or (now.timeline == before.timeline and now.upto < before.upto)
+            ):
+                raise CommitFailedException(
+                    f"{CHECKPOINTS} went back from slot {before.upto} while the tables were loaded"
+                )
 
     def _register_lost_table(self, table: str, read_cut: Callable[[], PublishedCut | None]) -> bool:
         """Return whether the table exists, after registering it if only the pointer names it."""
@@ -228,23 +238,6 @@ class IcebergSink:
         # The tables are where the pointer says; only the catalog has to be filled again.
         self._catalog.register_table(identifier, cut.tables[table])
         return True
-
-    def _refuse_rolled_back_checkpoints(self) -> None:
-        """Check, after the other tables are loaded, that `checkpoints` has not gone back meanwhile.
-
-        `_rewind_tables` moves it back if a person rolled back a table by hand. A table that was
-        loaded after another publisher repaired it holds less than the earlier `checkpoints` says,
-        and would look as if it had no files in the slots that it lacks.
-
-        Raises:
-            CommitFailedException: `checkpoints` has gone back.
-        """
-        before = self._tables[CHECKPOINTS].newest_position()
-        now = self.follower(self.open_table(CHECKPOINTS), self.uid).newest_position()
-        if before and (now is None or (now.timeline == before.timeline and now.upto < before.upto)):
-            raise CommitFailedException(
-                f"{CHECKPOINTS} went back from slot {before.upto} while the tables were loaded"
-            )
 
     def _require_same_owner(self, follower: TableFollower) -> TableFollower:
         owner = follower.owner_uid()
@@ -373,22 +366,16 @@ class IcebergSink:
                 raise CommitFailedException(f"a restore ended timeline {lineage.timeline}")
         elif files:
             follower.add_missing_columns(self._wanted_schema(table, files, follower))
-        self._add_merge_columns(table, follower, missing)
-        if files or tags is not None:
-            sealed = zip(missing, by_epoch, strict=True)
-            prepared = self._prepare_files(table, follower, sealed) if files else {}
-            follower.append_slots(prepared, lineage.timeline, first, upto, tags)
-
-    def _add_merge_columns(
-        self, table: str, follower: TableFollower, epochs: list[Manifest]
-    ) -> None:
-        """Add the columns of merged rows to a table with the first merge."""
-        merges = [epoch for epoch in epochs if epoch.is_merge]
+        merges = [epoch for epoch in missing if epoch.is_merge]
         if table == EVENTS and merges:
             follower.add_missing_columns(pa.schema([(SPLICE_COLUMN, pa.string())]))
         if table in self.spec.streams and any(table in epoch.files for epoch in merges):
             columns = [(SPLICE_COLUMN, pa.string()), (ARRIVAL_SLOT_COLUMN, pa.int64())]
             follower.add_missing_columns(pa.schema(columns))
+        if files or tags is not None:
+            sealed = zip(missing, by_epoch, strict=True)
+            prepared = self._prepare_files(table, follower, sealed) if files else {}
+            follower.append_slots(prepared, lineage.timeline, first, upto, tags)
 
     def _prepare_files(
         self, table: str, follower: TableFollower, sealed: Iterable[tuple[Manifest, list[str]]]

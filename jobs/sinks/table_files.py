@@ -235,7 +235,12 @@ def _encode_partition_values(column: pa.ChunkedArray, part: PartitionBy) -> tupl
     """Return a code for each row, and the partition value for each code; the last code is null."""
     plain = _to_iceberg_integers(column)
     if part.transform in _NUMPY_TIME_UNITS:
-        plain = _truncate_times(plain, part.transform, pa.types.is_date(column.type))
+        nulls = plain.is_null().to_numpy()
+        unit = "D" if pa.types.is_date(column.type) else "us"
+        times = plain.fill_null(0).to_numpy().astype(f"datetime64[{unit}]")
+        # Years, months, days or hours since 1970, rounded down for times before 1970 too.
+        rounded = times.astype(f"datetime64[{_NUMPY_TIME_UNITS[part.transform]}]").astype(np.int64)
+        plain = pa.chunked_array([pa.array(rounded, pa.int64(), mask=nulls)])
     encoded = plain.combine_chunks().dictionary_encode()
     value = _build_transform(part, encoded.dictionary.type)
     numbers: dict[Any, int] = {}  # many values share a bucket
@@ -253,23 +258,6 @@ def _to_iceberg_integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_date(column.type):
         return column.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
     return column
-
-
-def _truncate_times(
-    whole: pa.ChunkedArray, transform: PartitionTransform, days: bool
-) -> pa.ChunkedArray:
-    """Return years, months, days or hours since 1970, rounded down for times before 1970 too."""
-    nulls = whole.is_null().to_numpy()
-    ticks = whole.fill_null(0).to_numpy().astype(f"datetime64[{'D' if days else 'us'}]")
-    return pa.chunked_array(
-        [
-            pa.array(
-                ticks.astype(f"datetime64[{_NUMPY_TIME_UNITS[transform]}]").astype(np.int64),
-                pa.int64(),
-                mask=nulls,
-            )
-        ]
-    )
 
 
 def _build_transform(part: PartitionBy, kind: pa.DataType) -> Callable[[Any], Any]:

@@ -342,14 +342,6 @@ class _MergeAttempt:
 
         The request's document is not changed. `step` is called at the crash points of a merge.
         """
-        self._write_files()
-        step("merge.written")
-        manifest = self._make_manifest()
-        step("merge.seal")
-        return None if isinstance(self._log.seal(manifest), SlotTaken) else manifest
-
-    def _write_files(self) -> None:
-        """Write the tables' new rows, the state of streams that changed, and the merged rows."""
         for name, table in self._plan.tables.items():
             table = add_attempt_columns(table, self._id)
             # In the order of the table's schema, then the columns that only merges write.
@@ -361,22 +353,8 @@ class _MergeAttempt:
             self._files.drop_segments(kind)
             if segment is not None:
                 self._files.write_segment(kind, *segment)
-        self._write_merge_segment()
-
-    def _time_column(self, table: str) -> str:
-        """Return the column whose least and greatest values go into the file's reference."""
-        if table in self._spec.streams:
-            return "stream_time"
-        if table in self._spec.windows:
-            return "window_end"
-        return "stamp" if table == REJECTIONS else self._spec.event_time_column
-
-    def _write_merge_segment(self) -> None:
-        """Write the rows that were merged, with the request and the checkpoint.
-
-        All later epochs of the lineage carry this segment, so the newest manifest alone says which
-        requests are merged.
-        """
+        # All later epochs of the lineage carry this segment, so the newest manifest alone says
+        # which requests are merged.
         request, effect, rows = self._plan.request, self._plan.streams, self._plan.rows
         extra: dict[str, Any] = {"request": request.id, "checkpoint": str(self._id)}
         time_column = self._spec.event_time_column
@@ -387,6 +365,18 @@ class _MergeAttempt:
             extra |= {"from": effect.since, "rewrites": rewrites}
         bounds = compute_time_bounds(rows[time_column])
         self._files.write_segment(SPLICE_KIND, rows, *bounds, extra)
+        step("merge.written")
+        manifest = self._make_manifest()
+        step("merge.seal")
+        return None if isinstance(self._log.seal(manifest), SlotTaken) else manifest
+
+    def _time_column(self, table: str) -> str:
+        """Return the column whose least and greatest values go into the file's reference."""
+        if table in self._spec.streams:
+            return "stream_time"
+        if table in self._spec.windows:
+            return "window_end"
+        return "stamp" if table == REJECTIONS else self._spec.event_time_column
 
     def _make_manifest(self) -> Manifest:
         """Return the parent's state, unchanged, with the merge's files.

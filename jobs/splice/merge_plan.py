@@ -165,7 +165,10 @@ class _MergePlanner:
 
     def _make_inserted_events(self, rows: Any) -> tuple[Any, int]:
         """Return the rows for the events table, in order, and the first position that changes."""
-        rows = self._sort_rows(rows)
+        sources = pa.array(list(self._spec.sources), pa.string())
+        rank = pc.fill_null(pc.index_in(rows["_source"], value_set=sources), len(sources))
+        order = [(n, "ascending") for n in (self._event_time, "_rank", "_partition", "_seq")]
+        rows = rows.append_column("_rank", rank).sort_by(order).drop_columns(["_rank"])
         count = rows.num_rows
         times = convert_to_ticks(rows[self._event_time])
         if self._spec.release.mode is ReleaseMode.PASS_THROUGH:
@@ -189,12 +192,6 @@ class _MergePlanner:
             SPLICE_COLUMN: pa.repeat(self._request.id, count),
         }
         return pa.table(events), first
-
-    def _sort_rows(self, rows: Any) -> Any:
-        sources = pa.array(list(self._spec.sources), pa.string())
-        rank = pc.fill_null(pc.index_in(rows["_source"], value_set=sources), len(sources))
-        order = [(n, "ascending") for n in (self._event_time, "_rank", "_partition", "_seq")]
-        return rows.append_column("_rank", rank).sort_by(order).drop_columns(["_rank"])
 
     def _assign_sections(self, rows: Any, times: Sequence[int]) -> list[int]:
         """Return the section of each row; for retired epochs it is found by the row's time."""

@@ -11,7 +11,7 @@ positions, with the slots in which they arrived.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,12 +43,12 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .errors import INCOMPLETE
 from .tables_at_head import TablesAtHead
 
-ARRIVAL_SLOT: Final = "_turn"
+ARRIVAL_SLOT = "_turn"
 """Column with the slot in which a row arrived.
 
 A merged row counts as arrived with the row before it, or with the first row if it is the first.
 Until `fill_arrival_slots` has worked that out, the column holds the negative slot of its merge."""
-NEVER: Final = 2**62
+NEVER = 2**62
 """The slot of what has not happened yet."""
 
 

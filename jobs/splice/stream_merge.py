@@ -315,20 +315,16 @@ class StreamMerge:
             fields["failure"] = {**state.failure, "position": cursor}
         self._state.update_attachment(name, **fields)
         if spec.merge == "splice":
-            self._update_request(name)
+            request = self._state.attachments[name].request_id(name)
+            rows = self._read_request_rows(name)
+            low, high = compute_time_bounds(rows["_stamp"])
+            self._state.requests[request] = replace(
+                self._state.requests[request], rows=rows.num_rows, min_time=low, max_time=high
+            )
+            segment = (rows, low, high, {"request": request})
+            self._segments[f"splice:{name}"] = segment if rows.num_rows else None
 
     # Splice requests of attachments
-
-    def _update_request(self, name: str) -> None:
-        """Replace the collected rows of the attachment's splice request, which may have changed."""
-        request = self._state.attachments[name].request_id(name)
-        rows = self._read_request_rows(name)
-        low, high = compute_time_bounds(rows["_stamp"])
-        self._state.requests[request] = replace(
-            self._state.requests[request], rows=rows.num_rows, min_time=low, max_time=high
-        )
-        segment = (rows, low, high, {"request": request})
-        self._segments[f"splice:{name}"] = segment if rows.num_rows else None
 
     def _read_request_rows(self, name: str) -> Any:
         """Return what an attachment has collected: up to the base from segments, then computed."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
@@ -25,7 +25,7 @@ from tidegate.operators.factory import APPROVAL_TAG, BROKEN_SPECS_DAG_ID, STORE_
 from tidegate.operators.pipeline_operator import ACTIVE_RUN_STATES
 from tidegate.operators.store_access import StoreAccess
 
-STREAM_DAG_SUFFIX: Final = ".stream"
+STREAM_DAG_SUFFIX = ".stream"
 TIDEGATE_TAG = "tidegate"
 # Kinds of DAGs by which a person acts on a stream.
 ACTION_DAG_KINDS = (
@@ -39,7 +39,7 @@ ACTION_DAG_KINDS = (
     "maintain",
 )
 # Restores and pins have a trail of their own in the bucket.
-TIMELINE_DAG_KINDS: Final = ("stream", "stop", "abort_barrier", "backfill")
+TIMELINE_DAG_KINDS = ("stream", "stop", "abort_barrier", "backfill")
 _RUNS_SHOWN = 8
 # Airflow records all DAGs of one parse within this time; a hundred pipelines take seconds.
 _PARSE_WINDOW = timedelta(minutes=1)

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from tests.conformance.spark_cases import CASES, EXAMPLES, play_silences
 from tests.conformance.stepped_run import START, SteppedRun
 from tests.e2e.drivers import Piped
+from tests.expectations.evidence_reading import gather_evidence
 from tests.manual_clock import ManualClock
 from tests.oracle.mover import OracleMover
 from tidegate.checkpoints.epoch_notes import EpochCounters
@@ -37,7 +38,6 @@ from tidegate.checkpoints.open_store import ScratchStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations.gx_runner import run_suites
-from tidegate.expectations.quality_run import gather_evidence
 from tidegate.jobs.driver.pipeline_run import make_dispatcher
 from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut

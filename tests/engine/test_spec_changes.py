@@ -11,7 +11,7 @@ from tests.manual_clock import ManualClock
 from tests.oracle.memory_source import MemorySource
 from tests.servers.memory_store import MemoryStore
 from tidegate.checkpoints.checkpoint_specs import (
-    compare_spec_with_checkpoint,
+    SealedSpecs,
     plan_against_log,
     read_spec,
     write_spec,
@@ -215,7 +215,7 @@ def test_a_spec_that_was_not_kept_is_not_judged(bench: Bench) -> None:
     other = changed(bench, windows={})
     manifest = bench.epochs()[-1]
     bench.store.delete(f"p/specs/{manifest.spec_digest}.json")
-    assert compare_spec_with_checkpoint(bench.store, other.spec, manifest) is None
+    assert SealedSpecs(bench.log).compare_with(other.spec, manifest) is None
     settle(other)
 
 
@@ -231,11 +231,11 @@ def test_the_stored_spec_keeps_the_order_of_its_names(bench: Bench) -> None:
     assert (kept.orders, kept.digest()) == (before.spec.orders, before.spec.digest())
     sealed = bench.epochs()[0].model_copy(update={"spec_digest": before.spec.digest()})
     slower = changed(before, coalesce={"idle_timeout": "5s"})
-    found = compare_spec_with_checkpoint(bench.store, slower.spec, sealed)
+    found = SealedSpecs(bench.log).compare_with(slower.spec, sealed)
     assert found is not None
     assert [c.what for c in found] == ["coalesce.idle_timeout"]
     again = changed(before, windows={"w": named | {"aggregates": {"a": "count(*)", "z": "sum(n)"}}})
-    found = compare_spec_with_checkpoint(bench.store, again.spec, sealed)
+    found = SealedSpecs(bench.log).compare_with(again.spec, sealed)
     assert found is not None
     assert [c.what for c in found] == ["windows.w.aggregates in another order"]
 

@@ -13,6 +13,7 @@ from tests.cli.conftest import Cli, refuse_undocumented
 from tests.cli.conftest import cli as cli
 from tests.epochs import retire_epoch
 from tests.expectations.conftest import START, changed, manifest
+from tests.expectations.evidence_reading import gather_evidence
 from tests.manual_clock import ManualClock
 from tests.servers.memory_store import MemoryStore
 
@@ -23,7 +24,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.expectations import quality_run, summaries
 from tidegate.expectations.evidence import Evidence
-from tidegate.expectations.quality_run import TableReader, gather_evidence
+from tidegate.expectations.quality_run import TableReader
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 SPEC = """\

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.operators.airflow_port import INTERNALS
+from tidegate.json_types import read_data_file
 from tidegate.operators.airflow_port.database import AirflowQueries
 
 OPERATORS = Path(__file__).parents[2] / "operators"
 PORT = OPERATORS / "airflow_port"
+INTERNALS = read_data_file("tidegate.operators.airflow_port", "internals.toml")  # with the reasons
 # What Airflow documents for tasks, triggers and plugins.
 PUBLIC = ("airflow.sdk", "airflow.triggers.base", "airflow.plugins_manager", "airflow.providers")
 # Airflow's own part of its SDK.

@@ -12,10 +12,11 @@ import pytest
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.checkpoint_specs import (
-    compare_spec_with_checkpoint,
+    SealedSpecs,
     read_spec,
     write_spec,
 )
+from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.cli.support_bundle import SecretMasker
 from tidegate.jobs.spec.job_spec import JobSpec
@@ -138,7 +139,7 @@ def test_a_rotated_password_is_no_change_of_the_spec() -> None:
     rotated = {**BASE, "outputs": {"catalog": "postgresql://me:hunter3@db/catalog"}}
     changed = PipelineSpec.model_validate(rotated)
     assert changed.digest() != spec.digest()
-    assert compare_spec_with_checkpoint(store, changed, epoch) == []
+    assert SealedSpecs(SlotLog(store, spec.name)).compare_with(changed, epoch) == []
 
 
 # Every secret of this spec contains the mark, also one that is a part of an address.
