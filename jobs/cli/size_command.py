@@ -29,7 +29,7 @@ def show_cluster_size(
     enough.
     """
     from tidegate.checkpoints.driver_reports import list_log_attempts, read_log_tail
-    from tidegate.jobs.advise.cluster_size import ASSUMPTIONS, MOST_CORES, collect_figures
+    from tidegate.jobs.engine.cluster_size import ASSUMPTIONS, MOST_CORES, collect_figures
     from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 
     log = arguments.open_log(pipeline, store)

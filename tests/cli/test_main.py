@@ -211,7 +211,7 @@ def test_validate_says_where_outputs_are_computed(cli: Cli, spec_file: Path) -> 
     spec_file.write_text(SPEC + f"windows: {{w: {{kind: tumbling, size: 1h, keys: [], {own}}}}}\n")
     said = " ".join(cli("validate", "-v", str(spec_file)).out.split())
     assert "arguments of aggregates: Spark SQL, between Python tasks" in said
-    assert "Spark SQL merges them: sql is Spark's own" in said
+    assert "Spark SQL computes its sql(...) of the rows" in said
 
 
 def test_validate_names_options_of_other_clients(cli: Cli, spec_file: Path) -> None:

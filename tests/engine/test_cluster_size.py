@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidegate.checkpoints.manifest import Counters, Manifest
-from tidegate.jobs.advise.cluster_size import (
+from tidegate.jobs.engine.cluster_size import (
     ClusterSize,
     EpochFigures,
     JobFigures,
