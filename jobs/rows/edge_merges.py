@@ -42,7 +42,7 @@ from .edge_folds import (
     match_starts_to_ends,
     number_sources_sql,
 )
-from .state_files import StateFiles
+from .state_files import StateFiles, StateOrder
 
 EDGES_KIND: Final = "edges"
 Evaluator = Callable[[pa.Table], pa.Table]
@@ -80,11 +80,9 @@ def merge_edges(
     if not collect_edge_columns(spec):
         return MergedEdges()
     live = order.live_segments(EDGES_KIND)
-    before, after = order.decision.frontier_before, order.decision.frontier_after
-    closing = [w for w in spec.windows.values() if _closes_any_window(w, before, after)]
     # Of any bucket: all write the segment again, or none.
     is_known = came is not None
-    if not is_known and not closing:
+    if not is_known and not closes_windows(order):
         return MergedEdges(segments=tuple(live))
     standing = _load_open_edges(files, live)
     if not is_known:
@@ -103,6 +101,13 @@ def merge_edges(
     written = files.write_segment(EDGES_KIND, left, "_et", {})
     partials = _fold_intervals(files, ended, left, evaluate)
     return MergedEdges(written, written, partials, files.footers)
+
+
+def closes_windows(order: StateOrder) -> bool:
+    """Whether windows may close in the epoch; then what is open counts in them."""
+    before, after = order.decision.frontier_before, order.decision.frontier_after
+    windows = order.spec.windows.values()
+    return any(_closes_any_window(window, before, after) for window in windows)
 
 
 def _load_open_edges(files: StateFiles, live: list[FileRef]) -> pa.Table | None:

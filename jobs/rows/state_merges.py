@@ -26,7 +26,7 @@ from .window_merges import WindowMerge, list_bucket_columns
 MERGE_ROWS: Final = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
 MERGE_BYTES: Final = 16 << 20
-"""Bytes of them, compressed, that the driver holds."""
+"""Bytes of them, compressed, that the driver holds, of all windows of a pipeline."""
 
 
 @dataclass(frozen=True)

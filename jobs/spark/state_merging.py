@@ -15,7 +15,7 @@ from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type
 from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.rows.column_casts import declared_to_spark_type
 from tidegate.jobs.rows.edge_folds import OPEN_EDGES
-from tidegate.jobs.rows.edge_merges import EDGES_KIND, merge_edges
+from tidegate.jobs.rows.edge_merges import EDGES_KIND, closes_windows, merge_edges
 from tidegate.jobs.rows.session_merges import SessionMerge
 from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.rows.state_merges import (
@@ -98,8 +98,13 @@ class StateMerging:
 
     def merge_edges(self) -> None:
         """Pair the edges; what lasts becomes part of what the windows merge."""
-        buckets = self._count_buckets(OPEN_EDGES, EDGES_KIND)
-        if not buckets or list_spark_arguments(self.epoch.spec):
+        live = self.epoch.live_segments(EDGES_KIND)
+        if OPEN_EDGES not in self.parts and not (live and closes_windows(self.epoch.files.order)):
+            self.edges = MergedState(segments=tuple(live))
+            return
+        # Edges are rows, so tasks look at them, unless Spark SQL has to compute something of each.
+        buckets = max(self._count_buckets(OPEN_EDGES, EDGES_KIND), 1)
+        if list_spark_arguments(self.epoch.spec):
             order = self._make_order(OPEN_EDGES)
             came = load_edges(order, self.epoch.files)
             merged = merge_edges(self.epoch.files, came, self._choose_evaluator())
@@ -164,7 +169,9 @@ class StateMerging:
         affected = windows.values() if name == OPEN_EDGES else [windows[name]]
         keeps_rows = (parts or live) and any(window.keeps_rows for window in affected)
         rows += sum(map(self._count_gap_windows, affected, [rows] * len(windows)))
-        if not keeps_rows and not stored and rows <= MERGE_ROWS and size <= MERGE_BYTES:
+        # All windows together have one bound.
+        most = MERGE_BYTES // max(len(windows), 1)
+        if not keeps_rows and not stored and rows <= MERGE_ROWS and size <= most:
             return 0
         count: int = max(-(-rows // max(MERGE_ROWS, 1)), -(-size // MERGE_BYTES), 1)
         return count
