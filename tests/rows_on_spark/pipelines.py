@@ -116,6 +116,9 @@ def list_pipelines() -> list[Pipeline]:
     only_spark = build_default_fields("only_spark")
     for source in only_spark["sources"].values():
         source["where"] = "xxhash64(key) is not null"  # DuckDB has no such function
+    kept = build_default_fields("kept")
+    for window in kept["windows"].values():
+        window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
     return [
         Pipeline("demo", flights, fill_flights),
         *(
@@ -130,6 +133,7 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("default", build_default_fields("default"), many),
         Pipeline("streams", streams, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("only-spark", only_spark, many),
+        Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
     ]
 
