@@ -1,6 +1,6 @@
 """Faults of a standalone cluster, by itself and behind a Spark Connect server.
 
-`python -m tests.e2e.cluster_faults slow --master connect` runs one fault. After each one every row
+`python -m tests.e2e.cluster_faults job-1 --master connect` runs one fault. After each one every row
 is in exactly one place, all tables are those of a driver without a cluster, and no process has read
 a file that no manifest names.
 """
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,12 +28,12 @@ import pyarrow.parquet as pq
 
 from tests.e2e.drivers import Piped, Steady
 from tests.e2e.feed import SPEC
-from tests.e2e.task_faults import SLOW_WORKER, TaskFaults
+from tests.e2e.task_faults import TaskFaults
 from tests.rows_on_spark.processes import Family, Seen
 from tests.rows_on_spark.proxy import NamingProxy, run_proxy
 from tests.rows_on_spark.requests import StorePlace
 from tests.servers.minio import RealMinio, running
-from tests.servers.spark import Cluster, connect_server, standalone
+from tests.servers.spark import connect_server, standalone
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import FailureClass
 
@@ -75,13 +76,9 @@ class Heavy(Steady):
 class Rig:
     """Servers for one fault."""
 
-    minio: RealMinio
     proxy: NamingProxy
-    cluster: Cluster
     faults: TaskFaults
     pipeline: Heavy
-    stoppable: Sequence[int]
-    """Processes that make the cluster, as the driver sees it, with all below them."""
 
 
 @dataclass
@@ -91,12 +88,10 @@ class Bench:
     Args:
         folder: for everything.
         minio: the store.
-        away: seconds for which a driver loses its cluster.
     """
 
     folder: Path
     minio: RealMinio
-    away: float
 
     @cached_property
     def expected(self) -> dict[str, list[str]]:
@@ -107,7 +102,7 @@ class Bench:
 
     @contextmanager
     def open_rig(self, fault: str, kind: str) -> Iterator[Rig]:
-        """A cluster of two workers, the second of which may be slow, and a pipeline that is fed."""
+        """A cluster of two workers, and a pipeline that is fed."""
         name = f"{fault}-{kind}"
         folder = self.folder / name
         folder.mkdir()
@@ -118,34 +113,20 @@ class Bench:
             own = {**store, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
             stack.enter_context(patch.dict(os.environ, own))
             with patch.dict(os.environ, faults.environment()):
-                cluster = stack.enter_context(
-                    standalone(folder, 2, cores=1, environments=({}, {SLOW_WORKER: "1"}))
-                )
-            stoppable = [cluster.pid, *(worker.pid for worker in cluster.workers)]
-            settings = {
-                "spark.executor.memory": "1g",
-                "spark.speculation": str(fault == "slow").lower(),
-                "spark.speculation.interval": "100ms",
-                "spark.speculation.quantile": "0.3",
-                "spark.speculation.multiplier": "1.2",
-                # Of a stage with few tasks, too.
-                "spark.speculation.task.duration.threshold": "1s",
-                "spark.network.timeout": "60s",
-            }
+                cluster = stack.enter_context(standalone(folder, 2, cores=1))
+            memory = {"spark.executor.memory": "1g"}
             if kind == "connect":
-                server = stack.enter_context(
-                    connect_server(folder, {**settings, "spark.master": cluster.master})
-                )
-                stoppable.append(server.mark.pid)
+                conf = {**memory, "spark.master": cluster.master}
+                server = stack.enter_context(connect_server(folder, conf))
                 spark = f"spark: {{master: '{server.address}'}}"
             else:
-                conf = ", ".join(f'{key}: "{value}"' for key, value in settings.items())
                 spark = (
-                    f"spark: {{master: '{cluster.master}', driver_memory: 1g, conf: {{{conf}}}}}"
+                    f"spark: {{master: '{cluster.master}', driver_memory: 1g,"
+                    f" conf: {json.dumps(memory)}}}"
                 )
             url = f"s3://{self.minio.bucket}/{name}"
             pipeline = Heavy(folder / "p", url, spark)
-            yield Rig(self.minio, proxy, cluster, faults, pipeline, stoppable)
+            yield Rig(proxy, faults, pipeline)
 
     def check(self, rig: Rig) -> str:
         """Compare all tables, audit each row, and look for reads of files that no manifest names."""
@@ -212,15 +193,20 @@ FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "job-1": kill_in_job_1,
     "job-2": kill_in_job_2,
 }
-RUNS: Final = (("job-1", "standalone"), ("job-2", "standalone"), ("job-2", "connect"))
+RUNS: Final = (
+    ("job-1", "standalone"),
+    ("job-2", "standalone"),
+    ("job-1", "connect"),
+    ("job-2", "connect"),
+)
 """Each fault with the masters on which it is run."""
 
 
 @contextmanager
-def open_bench(folder: Path, away: float) -> Iterator[Bench]:
+def open_bench(folder: Path) -> Iterator[Bench]:
     """A store for all faults until the end of the block."""
     with running(folder) as minio:
-        yield Bench(folder, minio, away)
+        yield Bench(folder, minio)
 
 
 def run_fault(bench: Bench, name: str, master: str) -> str:
@@ -234,7 +220,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(FAULTS)}; default: all")
     parser.add_argument("--master", choices=MASTERS, help="default: both")
-    parser.add_argument("--away", type=float, default=120.0, help="seconds without the cluster")
     options = parser.parse_args()
     if unknown := set(options.names) - set(FAULTS):
         parser.error(f"no fault {', '.join(sorted(unknown))}")
@@ -242,7 +227,7 @@ def main() -> int:
     names = options.names or FAULTS
     chosen = [(name, master) for name, master in RUNS if name in names and master in masters]
     differences = 0
-    with TemporaryDirectory() as folder, open_bench(Path(folder), options.away) as bench:
+    with TemporaryDirectory() as folder, open_bench(Path(folder)) as bench:
         for name, master in chosen:
             began = time.monotonic()
             try:

@@ -14,7 +14,7 @@ _REAL = (pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeou
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A store for all faults."""
-    with open_bench(tmp_path_factory.mktemp("faults"), 120.0) as found:
+    with open_bench(tmp_path_factory.mktemp("faults")) as found:
         yield found
 
 

@@ -41,8 +41,6 @@ class Cluster:
     workers: Sequence[ProcessId]
     log: Path
     """The master's."""
-    pid: int
-    """The master's."""
 
     def busiest(self) -> int:
         """The worker with most executors: its death is felt."""
@@ -71,12 +69,7 @@ class Cluster:
 
 @contextmanager
 def standalone(
-    folder: Path,
-    workers: int,
-    *,
-    cores: int = 2,
-    hidden: Path | None = None,
-    environments: Sequence[Mapping[str, str]] = (),
+    folder: Path, workers: int, *, cores: int = 2, hidden: Path | None = None
 ) -> Iterator[Cluster]:
     """A master with so many workers, of so many cores each.
 
@@ -85,7 +78,6 @@ def standalone(
         workers: how many.
         cores: of each.
         hidden: a folder that the workers see empty, as hosts with another disk would.
-        environments: of each worker, beside that of this process; empty for no such variables.
     """
     port = choose_free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -116,16 +108,16 @@ def standalone(
             ]
             size = ["--cores", str(cores), "--memory", "2g"]
             log = folder / f"worker-{number}.log"
-            command = [f"{own}.worker.Worker", *place, *size, url]
-            more = environments[number] if environments else {}
-            marks.append(_start(log, *command, prefix=_apart(hidden), environment=more))
+            marks.append(
+                _start(log, f"{own}.worker.Worker", *place, *size, url, prefix=_apart(hidden))
+            )
         for number in range(workers):
             _until(
                 folder / f"worker-{number}.log",
                 "Successfully registered with master",
                 marks[number + 1],
             )
-        yield Cluster(url, marks[1:], folder / "master.log", marks[0].pid)
+        yield Cluster(url, marks[1:], folder / "master.log")
     finally:
         kill_processes(marks)
 
@@ -186,12 +178,7 @@ def _apart(hidden: Path | None) -> list[str]:
     )
 
 
-def _start(
-    log: Path,
-    *command: str,
-    prefix: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-) -> ProcessId:
+def _start(log: Path, *command: str, prefix: Sequence[str] = ()) -> ProcessId:
     """Run one of Spark's own classes with the Spark that pyspark brings along."""
     spark = find_spec("pyspark")
     assert spark is not None
@@ -206,10 +193,7 @@ def _start(
         "PYSPARK_PYTHON": sys.executable,
     }
     return spawn_process(
-        [*prefix, f"{home}/bin/spark-class", *command],
-        log=log,
-        env=inherited | own | dict(environment or {}),
-        cwd=log.parent,
+        [*prefix, f"{home}/bin/spark-class", *command], log=log, env=inherited | own, cwd=log.parent
     )
 
 
