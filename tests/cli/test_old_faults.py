@@ -8,6 +8,8 @@ this commit has.
 from __future__ import annotations
 
 import csv
+import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +17,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import TidegateError
 from tidegate.jobs.cli.main import app
 from tidegate.jobs.cli.page_results import PipelineResults
+from tidegate.jobs.driver.error_classification import classify_error
 
 _SPEC = """\
 apiVersion: tidegate/v1
@@ -84,3 +89,18 @@ def test_no_cell_of_a_download_is_a_formula(monkeypatch: pytest.MonkeyPatch) -> 
         ["plain"],
         [],
     ]
+
+
+def test_a_disk_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver waits for it, as for other errors of a store."""
+    store = LocalStore(tmp_path)
+    store.put("p/a.json", b"x")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", fail)
+        with pytest.raises((OSError, TidegateError)) as failed:
+            list(store.list_objects("p/"))
+    assert classify_error("p", failed.value).code == "store.unavailable"

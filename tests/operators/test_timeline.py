@@ -9,14 +9,6 @@ from hypothesis import strategies as st
 from tests.operators.history import History
 from tests.servers.memory_store import MemoryStore
 
-from tidegate.checkpoints.deployed_specs import (
-    Deploy,
-    SpecCopy,
-    confirm_deploy,
-    note_failed_deploy,
-    read_deployed,
-    start_deploy,
-)
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.lease import Lease
 from tidegate.checkpoints.pipeline_identity import ProcessIdentity
@@ -27,11 +19,7 @@ from tidegate.checkpoints.splice_requests import (
 )
 from tidegate.errors import PoisonError
 from tidegate.json_types import JsonView
-from tidegate.operators.page_data import (
-    list_deploy_events,
-    list_driver_events,
-    list_verdict_events,
-)
+from tidegate.operators.page_data import list_driver_events, list_verdict_events
 from tidegate.operators.stream_view import StreamView
 
 
@@ -81,6 +69,17 @@ def test_the_bucket_tells_of_drivers_merges_and_verdicts() -> None:
 
 def test_deploys_are_told_with_who_and_why() -> None:
     """The one that counts and the one that waits; once it went back, its error and when."""
+    # Not at the top: `make faults` runs the other tests on code without these names.
+    from tidegate.checkpoints.deployed_specs import (
+        Deploy,
+        SpecCopy,
+        confirm_deploy,
+        note_failed_deploy,
+        read_deployed,
+        start_deploy,
+    )
+    from tidegate.operators.page_data import list_deploy_events
+
     store = MemoryStore()
     first, second = (SpecCopy(spec=text) for text in ("{}", '{"a":1}'))
     deploy = Deploy(digest=first.digest, who="ann", why="first", at=1_000_000)
