@@ -18,6 +18,7 @@ ASSUMPTIONS: Final = (
     "epochs stay as large as those measured",
     "every core is as fast as those that ran, and tasks divide evenly among cores",
     "time in which a task waits, such as for the store, is counted as the driver's",
+    "what Spark SQL evaluates between two Python tasks is counted as the driver's too",
 )
 
 
@@ -79,7 +80,7 @@ class ClusterSize:
     def predict_rate(self, cores: int) -> float:
         """Return the rows per second with so many cores of executors."""
         tasks = sum(job.lay_upon(cores) for epoch in self.epochs for job in epoch.jobs)
-        return self.rows / (self.serial + tasks)
+        return self.rows / max(self.serial + tasks, 1e-6)
 
     def choose_cores(self, rate: float) -> int | None:
         """Return the least number of cores for so many rows per second; None if there is none."""
@@ -116,7 +117,7 @@ def _read_jobs(log: Iterable[str]) -> dict[int, list[JobFigures]]:
     for line in log:
         if '"tasks_finished"' not in line:
             continue
-        with suppress(ValueError):
+        with suppress(ValueError, KeyError):
             event = json.loads(line)
             if "slot" not in event or not event["tasks"]:
                 continue
