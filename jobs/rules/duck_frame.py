@@ -332,6 +332,7 @@ def combine_frames(*found: Frame | None) -> Frame | None:
 
 
 def get_column_types(frame: Frame) -> dict[str, str]:
-    """Column -> type in DuckDB's words."""
-    types: dict[str, str] = frame.types
-    return types
+    """Column -> type in the words of the frame's engine."""
+    if isinstance(frame, DuckFrame):
+        return frame.types
+    return {field.name: field.dataType.simpleString() for field in frame.schema}

@@ -155,10 +155,25 @@ def restore_sink(facts: WriterFacts, folder: Path, point: SealedPoint, rewind: S
         _announce_restore(facts, point)
     elif rewind is SinkRewind.REFUSED:
         # A restore was refused before it was committed, so this is a launch on a new folder.
-        # The same number would mean other rows. A sink that looks at it would leave them out, and
-        # one that does not would get rows twice.
-        first, planned = (0, "none") if batch is None else (batch + 1, batch)
-        raise SINK_UNKNOWN(pipeline=point.pipeline, query=query, planned=planned, first=first)
+        _refuse_unknown_sink(point.pipeline, query, batch)
+
+
+def _refuse_unknown_sink(pipeline: str, query: str, batch: int | None) -> None:
+    """Refuse a query that begins below a batch that its sink may have, where no one can tell.
+
+    The same number would mean other rows. A sink that looks at it would leave them out, and one
+    that does not would get rows twice.
+
+    Args:
+        pipeline: name of the job.
+        query: its name.
+        batch: after which it would go on; None: none.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    first, planned = (0, "none") if batch is None else (batch + 1, batch)
+    raise SINK_UNKNOWN(pipeline=pipeline, query=query, planned=planned, first=first)
 
 
 def find_newest_written(facts: WriterFacts) -> int | None:
