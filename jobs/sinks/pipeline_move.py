@@ -13,12 +13,12 @@ A move that was broken off is begun again. Before step 4 only the target has cha
 may go on instead. After it, the next call only finishes the step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from tidegate.checkpoints.backup import BackupReport, copy_pipeline
-from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
     list_pending_requests,
@@ -37,10 +37,17 @@ from tidegate.checkpoints.pipeline_identity import (
 )
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import Verification, verify_checkpoint
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .errors import MOVE_OF_REQUESTS, MOVE_OF_SHARED_TABLES, MOVE_ONTO_OTHER, TABLE_NOT_MOVABLE
+from .errors import (
+    MOVE_NOT_WHOLE,
+    MOVE_OF_REQUESTS,
+    MOVE_OF_SHARED_TABLES,
+    MOVE_ONTO_OTHER,
+    TABLE_NOT_MOVABLE,
+)
 from .iceberg_catalog import (
     build_table_location,
     forget_published_tables,
@@ -99,6 +106,35 @@ def move_pipeline(
         lease.ensure_held()
         _finish_move(source, target, name)
     return report
+
+
+def require_whole_copy(log: SlotLog, target: Store, results: Iterable[Verification]) -> bool:
+    """Require that a copy has no damage but that of its origin; return whether it has that.
+
+    Args:
+        log: the log at the origin.
+        target: where the copy is.
+        results: of its checkpoints.
+
+    Raises:
+        PoisonError: an object of the copy is damaged, or could not be read, which proves nothing.
+    """
+    has_damage = False
+    for result in results:
+        if not result.findings:
+            continue
+        has_damage = True
+        there = verify_checkpoint(log, CheckpointId.parse(result.checkpoint)).findings
+        known = {(found.key, found.problem) for found in there if found.is_definite}
+        for found in result.findings:
+            if (found.key, found.problem) not in known:
+                raise MOVE_NOT_WHOLE(
+                    pipeline=log.pipeline,
+                    uri=target.uri(found.key),
+                    problem=found.problem,
+                    detail=found.detail,
+                )
+    return has_damage
 
 
 def _finish_move(source: Store, target: Store, pipeline: str) -> None:
