@@ -299,9 +299,13 @@ class LeaderElection:
         """Clear a previous ``tidegate stop``, because a person started this run.
 
         Does nothing during a restore, or if no desired state was ever recorded.
+
+        Raises:
+            ConfigurationError: the store is a copy; where a move has stopped it, it stays stopped.
         """
         desired = self.retry(read_desired_state, self.store, self.pipeline)
         if desired.keeps_drivers_away and desired.state is DesiredState.STOPPED:
+            self.retry(refuse_copied_store, self.store, self.pipeline)
             self.retry(
                 set_desired_state,
                 self.store,
@@ -319,6 +323,7 @@ class LeaderElection:
         Raises:
             FencedError: the pipeline should not run, and this driver is not a standby, or is one
                 that ends when the pipeline is stopped.
+            ConfigurationError: as in `clear_stop`.
             TransientError: the store did not answer for ten minutes, or until `stop` was set.
         """
         if self.options.asked_by is not None:

@@ -88,7 +88,7 @@ def move_pipeline(
         # Step 4 was broken off in between, or the pipeline has moved already.
         if read_identity(source, name) != read_identity(target, name):
             raise MOVE_ONTO_OTHER(pipeline=name, target=target.url)
-        _finish_move(source, target, name)
+        _record_move(source, target, name)
         return BackupReport(objects=0, copied=0, bytes=0)
     refuse_copied_store(source, name)
     _require_free_place(source, target, name)
@@ -104,7 +104,7 @@ def move_pipeline(
         verify()
         _require_no_requests(source, name, lease)
         lease.ensure_held()
-        _finish_move(source, target, name)
+        _record_move(source, target, name)
     return report
 
 
@@ -137,7 +137,7 @@ def require_whole_copy(log: SlotLog, target: Store, results: Iterable[Verificati
     return has_damage
 
 
-def _finish_move(source: Store, target: Store, pipeline: str) -> None:
+def _record_move(source: Store, target: Store, pipeline: str) -> None:
     move_identity(source, target, pipeline)
     why = f"moved to {target.url}"
     set_desired_state(source, pipeline, DesiredState.STOPPED, who="move", why=why)

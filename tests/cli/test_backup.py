@@ -8,8 +8,14 @@ import pytest
 from tests.cli.conftest import SPEC, Cli, seal
 
 from tidegate.checkpoints import verify
+from tidegate.checkpoints.backup import copy_pipeline
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.pipeline_identity import refuse_copied_store
+from tidegate.checkpoints.pipeline_identity import move_identity, refuse_copied_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 
@@ -56,6 +62,23 @@ def test_a_move_counts_only_if_the_copy_is_whole(
     refuse_copied_store(copy, "flights")
     with pytest.raises(ConfigurationError, match="is a copy of"):
         refuse_copied_store(log.store, "flights")
+
+
+@pytest.mark.parametrize("command", [("start",), ("checkpoints", "restore", "--yes")])
+def test_a_moved_pipeline_is_neither_started_nor_restored_at_its_old_address(
+    cli: Cli, log: SlotLog, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """It stays stopped there, so that Airflow starts no driver."""
+    target = LocalStore(tmp_path / "new")
+    copy_pipeline(log.store, target, "flights")
+    move_identity(log.store, target, "flights")
+    set_desired_state(log.store, "flights", DesiredState.STOPPED, who="move")
+    checkpoint = ("1",) if "restore" in command else ()
+    said = cli(*command, "flights", *checkpoint)
+    assert (said.exit_code, "is a copy of" in " ".join(said.err.split())) == (2, True)
+    desired = read_desired_state(log.store, "flights")
+    assert (desired.state, desired.who) == (DesiredState.STOPPED, "move")
+    assert log.head().slot == 3
 
 
 def test_damage_of_the_origin_moves_along(cli: Cli, log: SlotLog, tmp_path: Path) -> None:

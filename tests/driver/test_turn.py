@@ -225,3 +225,14 @@ def test_a_driver_that_waited_during_a_move_is_refused(
     lease = read_lease(store, "p")
     assert lease is not None
     assert lease.is_free
+
+
+def test_no_one_starts_what_was_moved(turn_of: NewTurn, store: MemoryStore) -> None:
+    """Airflow would start drivers there, each of which is refused."""
+    ensure_identity(store, "p")
+    key = BucketLayout("p").identity_key
+    store.put(key, store.get(key).data.replace(b"memory://test", b"memory://elsewhere"))
+    want(store, DesiredState.STOPPED)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        turn_of(False).clear_stop("bob")
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED
