@@ -10,13 +10,14 @@ repeated if a process ends right after sending it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
 from pydantic import Field
 
-from tidegate.errors import TidegateError
+from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.spec.event_time_options import OmittedIfNone
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.operations import AlertSpec
@@ -30,6 +31,7 @@ from .deployed_specs import DeployedDocument, read_deployed
 from .driver_requests import DesiredState
 from .host_clock import SYSTEM_CLOCK, Clock
 from .illness_record import read_verdict
+from .pipeline_identity import is_copied_store
 from .pipeline_overview import (
     PipelineOverview,
     PipelineState,
@@ -125,12 +127,12 @@ def announce_incidents(
 
     Args:
         log: its log.
-        spec: names the receivers. Without any, nothing is read or sent.
+        spec: names the receivers. Without any, nothing is read or sent; nor of a copy.
         clock: for ages and claims.
         send: sends an alert to a receiver.
     """
     alerts = spec.supervision.alerts
-    if alerts is None:
+    if alerts is None or _is_copy(log):
         return []
     receivers = [*alerts.receivers]
     key, look = BucketLayout(spec.name).alerts_key, generate_attempt_id()
@@ -166,6 +168,14 @@ def announce_incidents(
             note_outcome = partial(_note_outcome, kind, receiver, look, arrived=error is None)
             change_document(log.store, key, AlertDocument(), note_outcome)
     return deliveries
+
+
+def _is_copy(log: SlotLog) -> bool:
+    """Whether the pipeline runs at another address, where its incidents are announced."""
+    # An identity that cannot be read keeps drivers from running, which has to be announced.
+    with suppress(PoisonError):
+        return is_copied_store(log.store, log.pipeline)
+    return False
 
 
 def _merge_findings(

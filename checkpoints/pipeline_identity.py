@@ -45,6 +45,33 @@ def refuse_copied_store(store: Store, pipeline: str) -> None:
         raise STORE_COPIED(pipeline=pipeline, here=here, origin=found.address)
 
 
+def is_copied_store(store: Store, pipeline: str) -> bool:
+    """Return whether the store was copied from another address, or the pipeline moved to one.
+
+    Raises:
+        PoisonError: the object is not an identity.
+    """
+    found = _read_identity_record(store, pipeline)
+    return found is not None and found.address not in (None, _locate_identity(store, pipeline))
+
+
+def claim_address(store: Store, pipeline: str) -> None:
+    """Write the address into an identity from before addresses were, so that copies are refused.
+
+    Raises:
+        ConfigurationError: the store is a copy.
+        PreconditionFailedError: another process changed the identity meanwhile.
+    """
+    refuse_copied_store(store, pipeline)
+    key, malformed = (
+        BucketLayout(pipeline).identity_key,
+        partial(IDENTITY_MALFORMED, pipeline=pipeline),
+    )
+    found, etag = read_document(store, key, _IdentityRecord, malformed)
+    if found is not None and found.address is None:
+        store.compare_and_swap(key, _make_record(store, pipeline, found.uid).to_bytes(), etag)
+
+
 def rewrite_identity(store: Store, pipeline: str) -> str:
     """Make a copied store a pipeline of its own: write a new uid and this address; return the uid.
 

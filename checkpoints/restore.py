@@ -26,6 +26,7 @@ from .host_clock import SYSTEM_CLOCK
 from .lease import Lease
 from .manifest import Counters, ForkRecord
 from .pins import RootsFile
+from .pipeline_identity import refuse_copied_store
 from .record_models import BucketRecord, FrozenModel
 from .shared_documents import SharedDocument, change_document, read_document
 from .slot_log import LogHead, Sealed, SlotLog, SlotTaken
@@ -160,14 +161,15 @@ def commit_restore(
 
     Raises:
         HeadMovedError: the head of the log is not the one of the plan.
-        ConfigurationError: the target is condemned, an epoch on the way to it was retired, or a
-            sink of a job cannot follow.
+        ConfigurationError: the store is a copy, the target is condemned, an epoch on the way to it
+            was retired, or a sink of a job cannot follow.
         PoisonError: the target was retired meanwhile.
         LeaseLostError: another process took the lease.
         SealUndecidedError: the store did not answer; call again with the same `request_id` and
             plan. What fills the slot decides.
     """
     plan.require_sinks_follow()
+    refuse_copied_store(log.store, log.pipeline)
     # Without the lease, a driver could seal between the check of the head and the fork record.
     lease.ensure_held()
     # An earlier call whose answer was lost may have won the slot.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +12,7 @@ from .arguments import PipelineArgument, SpecArgument, StoreOption
 if TYPE_CHECKING:
     from tidegate.checkpoints.backup import BackupReport
     from tidegate.checkpoints.store import Store
+    from tidegate.checkpoints.verify import Verification
 
 
 def copy_pipeline(
@@ -33,11 +33,14 @@ def copy_pipeline(
     """
     from tidegate.checkpoints import backup
     from tidegate.checkpoints.open_store import open_store
+    from tidegate.checkpoints.verify import CheckpointVerdict
 
     log = arguments.open_log(pipeline, store)
     target = open_store(to)
     _print_report(log.pipeline, target, backup.copy_pipeline(log.store, target, log.pipeline))
-    _verify_copy(log.pipeline, target, checksums=not fast)
+    results = _verify_copy(log.pipeline, target, checksums=not fast)
+    if any(result.verdict is CheckpointVerdict.DAMAGED for result in results):
+        raise typer.Exit(1)
 
 
 def move_pipeline(
@@ -49,15 +52,21 @@ def move_pipeline(
 ) -> None:
     """Move a pipeline to another bucket, prefix or folder; its driver has to be stopped.
 
-    The copy is verified before the move counts. From then on drivers refuse the old address.
-    Nothing is deleted there. If the command breaks off, run it again.
+    The copy is verified before the move counts; it may have no damage but that of the original.
+    From then on drivers refuse the old address. Nothing is deleted there. If the command breaks
+    off, run it again.
     """
     from tidegate.checkpoints.open_store import open_store
     from tidegate.jobs.sinks import pipeline_move
 
     spec, log = arguments.open_any_spec_and_log(pipeline, store)
     place = open_store(target)
-    verify = partial(_verify_copy, log.pipeline, place, checksums=True)
+
+    def verify() -> None:
+        results = _verify_copy(log.pipeline, place, checksums=True)
+        if pipeline_move.require_whole_copy(log, place, results):
+            output.print_line("the origin has the same damage; the move leaves it as it is")
+
     _print_report(log.pipeline, place, pipeline_move.move_pipeline(spec, log, place, verify))
     output.print_line(
         f"{log.pipeline} is at {place.url} now: give its drivers and Airflow that address"
@@ -72,8 +81,8 @@ def _print_report(pipeline: str, target: Store, report: BackupReport) -> None:
     )
 
 
-def _verify_copy(pipeline: str, target: Store, *, checksums: bool) -> None:
-    """Verify all checkpoints of a copy, and end with 1 if one is damaged."""
+def _verify_copy(pipeline: str, target: Store, *, checksums: bool) -> list[Verification]:
+    """Verify all checkpoints of a copy, print what is wrong, and return the results."""
     from tidegate.checkpoints.bucket_layout import CheckpointId
     from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
     from tidegate.checkpoints.slot_log import SlotLog
@@ -89,5 +98,4 @@ def _verify_copy(pipeline: str, target: Store, *, checksums: bool) -> None:
             output.print_text("verification", result=result, index=1, total=1)
     healthy = sum(result.verdict is CheckpointVerdict.HEALTHY for result in results)
     output.print_line(f"{healthy} of {len(results)} checkpoints of the copy are whole")
-    if any(result.verdict is CheckpointVerdict.DAMAGED for result in results):
-        raise typer.Exit(1)
+    return results

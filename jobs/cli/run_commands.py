@@ -204,8 +204,10 @@ def allow_start(pipeline: PipelineArgument, store: StoreOption = None, why: WhyO
         set_desired_state,
     )
     from tidegate.checkpoints.lease import read_lease
+    from tidegate.checkpoints.pipeline_identity import refuse_copied_store
 
     log = arguments.open_log(pipeline, store)
+    refuse_copied_store(log.store, log.pipeline)
     before, lease = read_desired_state(log.store, log.pipeline), read_lease(log.store, log.pipeline)
     has_driver = lease is not None and not lease.is_free
     # The end of the restore would set the desired state back.

@@ -48,7 +48,11 @@ from tidegate.checkpoints.incidents import LOOK_EVERY, announce_incidents
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseWait, read_lease
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
+from tidegate.checkpoints.pipeline_identity import (
+    ProcessIdentity,
+    ensure_identity,
+    refuse_copied_store,
+)
 from tidegate.checkpoints.restore import commit_restore, plan_restore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, StoreDeniedError
@@ -295,9 +299,13 @@ class LeaderElection:
         """Clear a previous ``tidegate stop``, because a person started this run.
 
         Does nothing during a restore, or if no desired state was ever recorded.
+
+        Raises:
+            ConfigurationError: the store is a copy; where a move has stopped it, it stays stopped.
         """
         desired = self.retry(read_desired_state, self.store, self.pipeline)
         if desired.keeps_drivers_away and desired.state is DesiredState.STOPPED:
+            self.retry(refuse_copied_store, self.store, self.pipeline)
             self.retry(
                 set_desired_state,
                 self.store,
@@ -315,6 +323,7 @@ class LeaderElection:
         Raises:
             FencedError: the pipeline should not run, and this driver is not a standby, or is one
                 that ends when the pipeline is stopped.
+            ConfigurationError: as in `clear_stop`.
             TransientError: the store did not answer for ten minutes, or until `stop` was set.
         """
         if self.options.asked_by is not None:
@@ -330,7 +339,8 @@ class LeaderElection:
         Raises:
             FencedError: as in `wait_until_wanted`; or another driver holds the lease, and this one
                 is not a standby.
-            ConfigurationError: the lease belongs to a pipeline with another uid.
+            ConfigurationError: the lease belongs to a pipeline with another uid, or the pipeline
+                was moved to another address meanwhile.
             TransientError: as in `wait_until_wanted`.
         """
         while True:
@@ -344,6 +354,8 @@ class LeaderElection:
             # driver. So either they see this lease, or we see the new state here.
             with contextlib.ExitStack() as giving_back:
                 giving_back.callback(lease.release)
+                # A move keeps the uid, so the lease does not show that it happened while we waited.
+                self.retry(refuse_copied_store, self.store, self.pipeline)
                 if self.retry(self._is_wanted):
                     giving_back.pop_all()
                     return lease

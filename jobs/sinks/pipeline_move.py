@@ -1,26 +1,35 @@
 """Moves a pipeline to another address, with its uid, its checkpoints and its tables.
 
-1. Take the lease of the origin, so that no driver runs until the end.
+1. Take the lease of the origin, so that no driver runs until the end. Refuse requests that a driver
+   has still to answer, because they are not copied.
 2. Copy the pipeline (`copy_pipeline`); nothing writes for a copy.
 3. Make the tables again at the target, from the files of the origin's tables: Iceberg's metadata
    contain whole addresses.
 4. Write the target's address into the identity of the origin, which makes the origin a copy that
    drivers refuse. Then write it into that of the target, whose driver may start from then on.
+   The origin is wanted stopped, so that Airflow starts no driver there.
 
 A move that was broken off is begun again. Before step 4 only the target has changed, and the origin
 may go on instead. After it, the next call only finishes the step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from tidegate.checkpoints.backup import BackupReport, copy_pipeline
-from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.bucket_layout import BucketLayout, CheckpointId
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    list_pending_requests,
+    set_desired_state,
+)
 from tidegate.checkpoints.errors import BACKUP_ONTO_ITSELF
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, LeaseRenewer
 from tidegate.checkpoints.pipeline_identity import (
     ProcessIdentity,
+    claim_address,
     is_at,
     move_identity,
     read_identity,
@@ -28,10 +37,17 @@ from tidegate.checkpoints.pipeline_identity import (
 )
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
+from tidegate.checkpoints.verify import Verification, verify_checkpoint
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .errors import MOVE_OF_SHARED_TABLES, MOVE_ONTO_OTHER, TABLE_NOT_MOVABLE
+from .errors import (
+    MOVE_NOT_WHOLE,
+    MOVE_OF_REQUESTS,
+    MOVE_OF_SHARED_TABLES,
+    MOVE_ONTO_OTHER,
+    TABLE_NOT_MOVABLE,
+)
 from .iceberg_catalog import (
     build_table_location,
     forget_published_tables,
@@ -61,7 +77,8 @@ def move_pipeline(
             of it leaves the pipeline at the origin.
 
     Raises:
-        ConfigurationError: the target holds something else, or the tables cannot be moved.
+        ConfigurationError: the target holds something else, the tables cannot be moved, or a driver
+            has requests to answer.
         LeaseHeldError: a driver is running at the origin.
     """
     source, name = log.store, log.pipeline
@@ -71,20 +88,72 @@ def move_pipeline(
         # Step 4 was broken off in between, or the pipeline has moved already.
         if read_identity(source, name) != read_identity(target, name):
             raise MOVE_ONTO_OTHER(pipeline=name, target=target.url)
-        move_identity(source, target, name)
+        _record_move(source, target, name)
         return BackupReport(objects=0, copied=0, bytes=0)
     refuse_copied_store(source, name)
     _require_free_place(source, target, name)
     if isinstance(spec, PipelineSpec) and spec.outputs.catalog is not None:
         raise MOVE_OF_SHARED_TABLES(pipeline=name)
     with _keep_lease(source, name) as lease:
+        # Also refuses what another move has moved meanwhile.
+        claim_address(source, name)
+        _require_no_requests(source, name, lease)
         report = copy_pipeline(source, target, name)
         if not isinstance(spec, JobSpec):
             _rebuild_tables(spec, source, SlotLog(target, name))
         verify()
+        _require_no_requests(source, name, lease)
         lease.ensure_held()
-        move_identity(source, target, name)
+        _record_move(source, target, name)
     return report
+
+
+def require_whole_copy(log: SlotLog, target: Store, results: Iterable[Verification]) -> bool:
+    """Require that a copy has no damage but that of its origin; return whether it has that.
+
+    Args:
+        log: the log at the origin.
+        target: where the copy is.
+        results: of its checkpoints.
+
+    Raises:
+        PoisonError: an object of the copy is damaged, or could not be read, which proves nothing.
+    """
+    has_damage = False
+    for result in results:
+        if not result.findings:
+            continue
+        has_damage = True
+        there = verify_checkpoint(log, CheckpointId.parse(result.checkpoint)).findings
+        known = {(found.key, found.problem) for found in there if found.is_definite}
+        for found in result.findings:
+            if (found.key, found.problem) not in known:
+                raise MOVE_NOT_WHOLE(
+                    pipeline=log.pipeline,
+                    uri=target.uri(found.key),
+                    problem=found.problem,
+                    detail=found.detail,
+                )
+    return has_damage
+
+
+def _record_move(source: Store, target: Store, pipeline: str) -> None:
+    move_identity(source, target, pipeline)
+    why = f"moved to {target.url}"
+    set_desired_state(source, pipeline, DesiredState.STOPPED, who="move", why=why)
+
+
+def _require_no_requests(store: Store, pipeline: str, lease: Lease) -> None:
+    """Refuse while there are requests that the next driver would apply.
+
+    Raises:
+        ConfigurationError: there are.
+    """
+    now = SYSTEM_CLOCK.wall_ticks()
+    pending = list_pending_requests(store, pipeline)
+    kept = [one.kind for one in pending if one.refusal_outcome(lease.token, now) is None]
+    if kept:
+        raise MOVE_OF_REQUESTS(pipeline=pipeline, requests=", ".join(kept))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from tidegate.checkpoints.incidents import (
     announce_incidents,
     find_incidents,
 )
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.job_spec import JobSpec
@@ -331,3 +332,16 @@ def test_incidents_of_quality_and_deploys() -> None:
         assert found == {"deploy_failed", expected} - {None}
         kinds |= found
     assert kinds == INCIDENT_KINDS.keys()
+
+
+def test_a_copy_announces_nothing() -> None:
+    """The pipeline announces its incidents where it runs; one that no driver can read does so too."""
+    looks, key = Looks(), BucketLayout("p").identity_key
+    ensure_identity(looks.store, "p")
+    report(looks.store, "failed", error=BROKEN)
+    identity = looks.store.get(key).data
+    looks.store.put(key, identity.replace(b"memory://test", b"memory://elsewhere"))
+    assert (looks.look(), looks.sent) == ([], [])
+    looks.store.put(key, b"no identity")
+    looks.look()
+    assert looks.sent == ["begin"]

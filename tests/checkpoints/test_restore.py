@@ -14,7 +14,7 @@ from tidegate.checkpoints.errors import HeadMovedError
 from tidegate.checkpoints.lease import Lease, LeaseLostError, evict_lease_holder
 from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.pins import RootsFile
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
 from tidegate.checkpoints.restore import (
     RestoreAudit,
     RestoreAuditEntry,
@@ -327,3 +327,15 @@ def test_the_history_of_a_restore_keeps_why_and_head_of_the_first_request(
         )
     assert (trail.target, trail.head, trail.why) == ("u", "h", "late rows")
     assert read_restore_audits(memory, "p") == [trail]
+
+
+def test_a_copy_is_not_restored(log: SlotLog, author: Author, clock: ManualClock) -> None:
+    """Its next driver would be refused; the plan can be looked at nevertheless."""
+    manifests, key = author.extend(log, 2), BucketLayout("p").identity_key
+    ensure_identity(log.store, "p")
+    identity = log.store.get(key).data
+    log.store.put(key, identity.replace(b"memory://", b"memory://not-"))
+    plan, head = plan_restore(log, manifests[0].id), log.head()
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        commit_restore(log, lease_of(log, clock), plan, request_id="r", who="ann", why="")
+    assert log.head() == head

@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import SPEC, Cli, seal
 
+from tidegate.checkpoints import verify
+from tidegate.checkpoints.backup import copy_pipeline
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    read_desired_state,
+    set_desired_state,
+)
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.checkpoints.pipeline_identity import refuse_copied_store
+from tidegate.checkpoints.pipeline_identity import move_identity, refuse_copied_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import ConfigurationError
 
@@ -30,23 +37,64 @@ def test_a_backup_says_what_it_copied_and_that_it_is_whole(
     assert cli("backup", "flights", "--to", str(log.store.url)).exit_code == 2
 
 
-def test_a_move_counts_only_if_the_copy_is_whole(cli: Cli, log: SlotLog, tmp_path: Path) -> None:
-    """A damaged checkpoint leaves the pipeline where it is."""
-    spec, target = tmp_path / "flights.yaml", str(tmp_path / "new")
+def test_a_move_counts_only_if_the_copy_is_whole(
+    cli: Cli, log: SlotLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage of the copy, or a file that cannot be read, leaves the pipeline where it is."""
+    spec, copy = tmp_path / "flights.yaml", LocalStore(tmp_path / "new")
     spec.write_text(SPEC)
-    address = str(log.store.url)
+    move = ("move", str(spec), str(tmp_path / "new"), "--store", str(log.store.url))
     damaged = next(
         one for one in log.store.list_objects("flights/") if one.key.endswith(".parquet")
     )
-    whole = log.store.get(damaged.key).data
-    log.store.put(damaged.key, b"x" * damaged.size)
-    said = cli("move", str(spec), target, "--store", address)
+    with monkeypatch.context() as patch:
+        patch.setattr(verify, "sha256_of_file", _refuse)
+        said = cli(*move)
+    assert (said.exit_code, "unknown: denied" in " ".join(said.err.split())) == (1, True)
+    refuse_copied_store(log.store, "flights")
+    copy.put(damaged.key, b"x" * damaged.size)
+    said = cli(*move)
     assert (said.exit_code, f"checksum: {damaged.key}" in said.out) == (1, True)
     refuse_copied_store(log.store, "flights")
-    log.store.put(damaged.key, whole)
-    LocalStore(tmp_path / "new").delete(damaged.key)
-    said = cli("move", str(spec), target, "--store", address)
+    copy.delete(damaged.key)
+    said = cli(*move)
     assert (said.exit_code, " now: give its drivers" in " ".join(said.out.split())) == (0, True)
-    refuse_copied_store(LocalStore(tmp_path / "new"), "flights")
+    refuse_copied_store(copy, "flights")
     with pytest.raises(ConfigurationError, match="is a copy of"):
         refuse_copied_store(log.store, "flights")
+
+
+@pytest.mark.parametrize("command", [("start",), ("checkpoints", "restore", "--yes")])
+def test_a_moved_pipeline_is_neither_started_nor_restored_at_its_old_address(
+    cli: Cli, log: SlotLog, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """It stays stopped there, so that Airflow starts no driver."""
+    target = LocalStore(tmp_path / "new")
+    copy_pipeline(log.store, target, "flights")
+    move_identity(log.store, target, "flights")
+    set_desired_state(log.store, "flights", DesiredState.STOPPED, who="move")
+    checkpoint = ("1",) if "restore" in command else ()
+    said = cli(*command, "flights", *checkpoint)
+    assert (said.exit_code, "is a copy of" in " ".join(said.err.split())) == (2, True)
+    desired = read_desired_state(log.store, "flights")
+    assert (desired.state, desired.who) == (DesiredState.STOPPED, "move")
+    assert log.head().slot == 3
+
+
+def test_damage_of_the_origin_moves_along(cli: Cli, log: SlotLog, tmp_path: Path) -> None:
+    """It would else keep the pipeline where it is for as long as the checkpoint is kept."""
+    spec = tmp_path / "flights.yaml"
+    spec.write_text(SPEC)
+    first, second, *_ = (
+        one for one in log.store.list_objects("flights/") if one.key.endswith(".parquet")
+    )
+    log.store.put(first.key, b"x" * first.size)
+    log.store.delete(second.key)
+    said = cli("move", str(spec), str(tmp_path / "new"), "--store", str(log.store.url))
+    assert (said.exit_code, f"missing: {second.key}" in said.out) == (0, True)
+    assert "the origin has the same damage" in said.out
+    refuse_copied_store(LocalStore(tmp_path / "new"), "flights")
+
+
+def _refuse(_: Path) -> str:
+    raise PermissionError("denied")

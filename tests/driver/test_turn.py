@@ -11,6 +11,7 @@ from tenacity import Retrying, stop_after_attempt
 
 from tests.manual_clock import ManualClock, set_desired_at
 from tests.servers.memory_store import Fault, MemoryStore
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.driver_requests import (
     DesiredDocument,
     DesiredState,
@@ -19,8 +20,8 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease, read_lease
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity
-from tidegate.errors import FencedError
+from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity, move_identity
+from tidegate.errors import ConfigurationError, FencedError
 from tidegate.jobs.driver import startup
 from tidegate.jobs.driver.startup import ALIVE_FILE, LaunchOptions, LeaderElection
 
@@ -201,3 +202,37 @@ def test_a_standby_that_is_asked_to_end_does(turn_of: NewTurn, store: MemoryStor
     want(store, DesiredState.STOPPED)
     assert waiting.acquire_lease("uid") is None
     assert not waiting.wait_until_wanted()
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_driver_that_waited_during_a_move_is_refused(
+    turn_of: NewTurn, store: MemoryStore, *, standby: bool
+) -> None:
+    """It read the identity before; the moved pipeline has the same uid at its new address."""
+    uid, target = ensure_identity(store, "p"), MemoryStore(name="elsewhere")
+    key = BucketLayout("p").identity_key
+
+    def move() -> None:
+        mover = Lease.acquire(store, "p", ProcessIdentity.this_process("move"))
+        target.put(key, store.get(key).data)
+        move_identity(store, target, "p")
+        mover.release()
+
+    waiting = turn_of(standby)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        waiting.run_session(move, lambda *_: pytest.fail("it drives"))
+    assert ensure_identity(target, "p") == uid
+    lease = read_lease(store, "p")
+    assert lease is not None
+    assert lease.is_free
+
+
+def test_no_one_starts_what_was_moved(turn_of: NewTurn, store: MemoryStore) -> None:
+    """Airflow would start drivers there, each of which is refused."""
+    ensure_identity(store, "p")
+    key = BucketLayout("p").identity_key
+    store.put(key, store.get(key).data.replace(b"memory://test", b"memory://elsewhere"))
+    want(store, DesiredState.STOPPED)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        turn_of(False).clear_stop("bob")
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.sinks.conftest import World, make_spec
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.driver_requests import (
+    DesiredState,
+    RequestKind,
+    read_desired_state,
+    set_desired_state,
+    submit_request,
+)
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseObserver, LeaseView
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.pipeline_identity import (
@@ -94,9 +103,19 @@ def test_a_restore_after_the_move_takes_rows_back(origin: World, tmp_path: Path)
 
 
 def test_the_origin_is_refused_afterwards(origin: World, tmp_path: Path) -> None:
-    """It is a copy of what was moved; a second move has nothing to do there."""
+    """It is a copy of what was moved; a second move has nothing to do there.
+
+    No driver is wanted there, also if the move broke off before it said so.
+    """
     target = make_target(origin, tmp_path)
-    move_pipeline(origin.spec, origin.log, target.store)
+    set_desired_state(origin.store, "p", DesiredState.RUN, who="ann")
+    for _ in range(2):
+        move_pipeline(origin.spec, origin.log, target.store)
+        desired = read_desired_state(origin.store, "p")
+        assert (desired.state, desired.who) == (DesiredState.STOPPED, "move")
+        assert desired.why == f"moved to {target.store.url}"
+        assert read_desired_state(target.store, "p").state is DesiredState.RUN
+        set_desired_state(origin.store, "p", DesiredState.RUN, who="ann")
     with pytest.raises(ConfigurationError, match="is a copy of"):
         ensure_identity(origin.store, "p")
     with pytest.raises(ConfigurationError, match="is a copy of"):
@@ -155,6 +174,57 @@ def test_a_move_that_breaks_off_is_begun_again(
     assert read_identity(target.store, "p") == uid
     with pytest.raises(ConfigurationError):
         refuse_copied_store(origin.store, "p")
+
+
+def test_a_pipeline_without_an_address_is_moved(origin: World, tmp_path: Path) -> None:
+    """Its identity is older than addresses. A move that breaks off leaves a copy that is refused."""
+    target, key = make_target(origin, tmp_path), BucketLayout("p").identity_key
+    identity = json.loads(origin.store.get(key).data)
+    del identity["address"]
+    origin.store.put(key, json.dumps(identity).encode())
+    with pytest.raises(KeyboardInterrupt):
+        move_pipeline(origin.spec, origin.log, target.store, _fail)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        ensure_identity(target.store, "p")
+    assert ensure_identity(origin.store, "p") == identity["uid"]
+    move_pipeline(origin.spec, origin.log, target.store)
+    assert ensure_identity(target.store, "p") == identity["uid"]
+
+
+def test_of_two_moves_one_is_refused(
+    origin: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had looked before the other took the lease."""
+    first, second = make_target(origin, tmp_path / "a"), make_target(origin, tmp_path / "b")
+    look = pipeline_move._require_free_place
+
+    def look_and_be_late(*given: object) -> None:
+        look(*given)  # type: ignore[arg-type]
+        monkeypatch.setattr(pipeline_move, "_require_free_place", look)
+        move_pipeline(origin.spec, origin.log, first.store)
+
+    monkeypatch.setattr(pipeline_move, "_require_free_place", look_and_be_late)
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        move_pipeline(origin.spec, origin.log, second.store)
+    assert list_objects(second) == {}
+    ensure_identity(first.store, "p")
+
+
+def test_a_move_leaves_no_request_behind(origin: World, tmp_path: Path) -> None:
+    """Also none that comes while it copies. Those that no driver would apply do not matter."""
+    target = make_target(origin, tmp_path)
+    submit_request(origin.store, "p", RequestKind.DRAIN, who="ann", token=0)
+    submit_request(origin.store, "p", RequestKind.PIN, who="ann", name="old", ttl=-1.0)
+
+    def ask() -> None:
+        submit_request(origin.store, "p", RequestKind.PIN, who="ann", name="q", request_id="r")
+
+    for verify in (ask, _do_nothing):
+        with pytest.raises(ConfigurationError, match=r"requests \(pin\)"):
+            move_pipeline(origin.spec, origin.log, target.store, verify)
+        refuse_copied_store(origin.store, "p")
+    origin.store.delete(BucketLayout("p").request_key("r"))
+    move_pipeline(origin.spec, origin.log, target.store)
 
 
 def _fail(*_: object, **__: object) -> None:
