@@ -139,11 +139,14 @@ def announce_incidents(
 
     def note(before: AlertDocument) -> AlertDocument:
         """Note what there is, and claim what has to be sent."""
-        incidents = _merge_findings(spec.name, before.incidents, findings, now)
+        kept = {
+            kind: incident
+            for kind, incident in before.incidents.items()
+            if not _is_forgotten(incident, receivers, now)
+        }
         claimed = {
             kind: _claim_messages(kind, incident, receivers, look, now)
-            for kind, incident in incidents.items()
-            if not _is_forgotten(incident, receivers, now)
+            for kind, incident in _merge_findings(spec.name, kept, findings, now).items()
         }
         return before.model_copy(update={"incidents": claimed})
 
@@ -194,10 +197,15 @@ def _merge_findings(
 
 
 def _is_forgotten(incident: Incident, receivers: Sequence[str], now: int) -> bool:
-    """Whether it is over and no receiver waits for that message, or gets the first one just now."""
+    """Whether it is over and no receiver waits for that message, or gets the first one just now.
+
+    An incident that no receiver knows is kept as long: one that comes and goes is due at last.
+    """
+    if incident.gone_since is None or now - incident.gone_since < _OVER_AFTER:
+        return False
     waits = any(incident.arrived.get(one) == "begin" for one in receivers)
     gets = any(claim.until > now for claim in incident.claims.values())
-    return incident.gone_since is not None and not waits and not gets
+    return not waits and not gets
 
 
 def _claim_messages(

@@ -181,9 +181,33 @@ def test_what_passes_soon_is_not_announced() -> None:
     assert [looks.look(), looks.look(299)] == [[], []]
     report(looks.store, "running")
     looks.look()
+    looks.look(120)
     report(looks.store, "waiting", error=AWAY)
-    assert looks.look() == []
-    assert [sent.alert.kind for sent in looks.look(301)] == ["in_trouble"]
+    assert [looks.look(), looks.look(299)] == [[], []]
+    assert [sent.alert.kind for sent in looks.look(2)] == ["in_trouble"]
+
+
+def test_what_comes_and_goes_is_announced() -> None:
+    """A driver that fails an epoch again and again, and is seen as running between two tries."""
+    looks = Looks()
+    for _ in range(3):
+        report(looks.store, "waiting", error=AWAY)
+        assert looks.look(60) == []
+        report(looks.store, "running")
+        assert looks.look(60) == []
+    report(looks.store, "waiting", error=AWAY)
+    assert [sent.alert.kind for sent in looks.look(60)] == ["in_trouble"]
+
+
+def test_what_comes_back_after_a_long_time_without_a_look_is_new() -> None:
+    """The sweep may look every ten minutes."""
+    looks = Looks()
+    report(looks.store, "waiting", error=AWAY)
+    looks.look()
+    report(looks.store, "running")
+    looks.look(10)
+    report(looks.store, "waiting", error=AWAY)
+    assert looks.look(600) == []
 
 
 def test_an_incident_that_comes_back_at_once_is_the_same() -> None:

@@ -144,6 +144,8 @@ def test_a_driver_that_meets_a_damaged_checkpoint_names_it(
     class Loop:
         """Fails at a file of its state."""
 
+        trouble = None
+
         def run(self) -> RunOutcome:
             """Lose the file, and meet that."""
             if policy != "whole":
@@ -184,6 +186,8 @@ def test_a_wrong_byte_of_state_condemns_what_needs_it(
 
     class Loop:
         """Fails at a file of its state."""
+
+        trouble = None
 
         def run(self) -> RunOutcome:
             """Meet the wrong byte."""
@@ -236,6 +240,8 @@ def test_a_finished_run_stays_finished_although_it_cannot_be_noted(
     class Loop:
         """Finds nothing more to read."""
 
+        trouble = None
+
         def run(self) -> RunOutcome:
             """Let the store fail, and end."""
             store.hook = refuse
@@ -258,6 +264,8 @@ def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
     class Loop:
         """Finds nothing more to read."""
 
+        trouble = None
+
         def run(self) -> RunOutcome:
             """Lose the lease, and end."""
             evict_lease_holder(store, name)
@@ -271,6 +279,33 @@ def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
     run.close()
     view.close()
     assert read_desired_state(store, name).state is DesiredState.RUN
+
+
+def test_a_driver_that_tries_an_epoch_again_reports_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its state is "running", or a look just then would find it well."""
+    store = MemoryStore()
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    run, view = _session(store, tmp_path)
+    reported: list[dict[str, Any]] = []
+
+    class Loop:
+        """Is asked for its trouble."""
+
+        trouble = TransientError("the table is away", code="sink.unavailable")
+
+        def run(self) -> RunOutcome:
+            """Report, and end."""
+            run._status.set_state("running")
+            reported.append(run._status.snapshot())
+            return RunOutcome("stopped", "asked to")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    run.run_to_end()
+    run.close()
+    view.close()
+    assert [facts["trouble"]["code"] for facts in reported] == ["sink.unavailable"]
 
 
 @pytest.mark.usefixtures("mute")

@@ -29,10 +29,13 @@ def test_an_outage_is_not_silence() -> None:
         failures.append(1)
         return Fault.REFUSED if len(failures) <= 3 else None
 
+    troubles: list[str | None] = []
+    rig.between = lambda _: troubles.append(rig.loop.trouble and rig.loop.trouble.code)
     assert isinstance(rig.bench.store, MemoryStore)
     rig.bench.store.hook = hook
     outcome = rig.run()
     assert (outcome.why, outcome.trouble) == ("no row for 0.5 s", None)
+    assert (troubles[0] is None, troubles[-1]) == (False, None)
     assert rig.bench.epochs()[-1].counters.read == 6
 
 
