@@ -43,6 +43,7 @@ from .slot_log import SlotLog
 LOOK_EVERY: Final = 60.0  # seconds between two looks of a driver
 # Ticks. A driver that fails again and again within this time is one incident.
 _OVER_AFTER = 120_000_000
+_FORGOTTEN_AFTER = 86_400_000_000  # ticks; by then a receiver that no process names is gone
 _CLAIM_TICKS = 60_000_000  # longer than all receivers of a pipeline may take to answer
 BACKLOG_EPOCHS: Final = 20
 """Sealed epochs that the tables may lack; the driver itself waits at `outputs.max_unpublished`."""
@@ -51,6 +52,8 @@ INCIDENT_KINDS: Final[Mapping[str, Mapping[str, str]]] = read_data_file(
     __package__, "incident_kinds.toml"
 )
 """Each kind of incident by its name; the file explains the fields."""
+TEST_KIND: Final = "test"
+"""The kind of a message that tries a receiver. It is no kind of incident, so it ends none."""
 
 
 @dataclass(frozen=True)
@@ -139,21 +142,27 @@ def announce_incidents(
 
     def note(before: AlertDocument) -> AlertDocument:
         """Note what there is, and claim what has to be sent."""
+        # Kinds of a newer version are left to it.
+        foreign = {
+            kind: incident
+            for kind, incident in before.incidents.items()
+            if kind not in INCIDENT_KINDS
+        }
         kept = {
             kind: incident
             for kind, incident in before.incidents.items()
-            if not _is_forgotten(incident, receivers, now)
+            if kind not in foreign and not _is_forgotten(incident, receivers, now)
         }
         claimed = {
             kind: _claim_messages(kind, incident, receivers, look, now)
             for kind, incident in _merge_findings(spec.name, kept, findings, now).items()
         }
-        return before.model_copy(update={"incidents": claimed})
+        return before.model_copy(update={"incidents": foreign | claimed})
 
     document = change_document(log.store, key, AlertDocument(), note)
     deliveries = []
     for kind, incident in document.incidents.items():
-        for receiver in receivers:
+        for receiver in receivers if kind in INCIDENT_KINDS else ():
             claim = incident.claims.get(receiver)
             is_claimed = claim is not None and claim.look == look
             if not is_claimed and not _needs_reminder(receiver, incident):
@@ -186,26 +195,45 @@ def _merge_findings(
         if there is not None and "end" not in there.arrived.values():
             merged[kind] = there.model_copy(update={"gone_since": None})
             continue
+        arrived = there.arrived if there else {}
         merged[kind] = Incident(
             says=finding.says,
             # The clock of the host that reported it may be ahead.
             since=min(finding.since or now, now),
             kept=finding.kept or "everything sealed so far",
             next_step=finding.next_step or INCIDENT_KINDS[kind]["next"].format(pipeline=pipeline),
+            # For a receiver that never took the end of the old incident, this one continues it.
+            arrived={one: "begin" for one, has in arrived.items() if has == "begin"},
+            claims=there.claims if there else {},
         )
     return merged
 
 
 def _is_forgotten(incident: Incident, receivers: Sequence[str], now: int) -> bool:
-    """Whether it is over and no receiver waits for that message, or gets the first one just now.
+    """Whether it is over, and no receiver waits for that message or gets one just now.
 
-    An incident that no receiver knows is kept as long: one that comes and goes is due at last.
+    An incident that no receiver knows is kept as long: one that comes and goes is due at last. The
+    driver and the sweep may have different receivers: those of the other one are kept for a day.
     """
     if incident.gone_since is None or now - incident.gone_since < _OVER_AFTER:
         return False
-    waits = any(incident.arrived.get(one) == "begin" for one in receivers)
+    is_old = now - incident.gone_since >= _FORGOTTEN_AFTER
+    known = {*incident.arrived, *incident.claims}
+    waits = any(
+        _has_begin(incident, one, now) and (one in receivers or not is_old) for one in known
+    )
     gets = any(claim.until > now for claim in incident.claims.values())
     return not waits and not gets
+
+
+def _has_begin(incident: Incident, receiver: str, now: int) -> bool:
+    """Whether the receiver has, or may have, the first message and not the last one.
+
+    A process that ended before it noted the outcome may have sent the first message.
+    """
+    arrived, claim = incident.arrived.get(receiver), incident.claims.get(receiver)
+    may_have = claim is not None and claim.message == "begin" and claim.until <= now
+    return arrived == "begin" or (arrived is None and may_have)
 
 
 def _claim_messages(
@@ -219,8 +247,12 @@ def _claim_messages(
         is_due = now - incident.gone_since >= _OVER_AFTER
     claims = dict(incident.claims)
     for receiver in receivers if is_due else ():
-        arrived, claim = incident.arrived.get(receiver), claims.get(receiver)
-        is_missing = arrived == (None if message == "begin" else "begin")
+        claim = claims.get(receiver)
+        is_missing = (
+            receiver not in incident.arrived
+            if message == "begin"
+            else _has_begin(incident, receiver, now)
+        )
         if is_missing and (claim is None or claim.until <= now):
             claims[receiver] = Claim(look=look, message=message, until=now + _CLAIM_TICKS)
     return incident.model_copy(update={"claims": claims})
@@ -253,11 +285,11 @@ def build_alert(store: str, spec: SupervisedSpec, kind: str, incident: Incident)
     Args:
         store: address of the pipeline's store.
         spec: says who owns the pipeline, how severe its incidents are, and where its page is.
-        kind: of the incident.
+        kind: of the incident; or `TEST_KIND`.
         incident: the incident.
     """
     alerts = spec.supervision.alerts or AlertSpec()
-    severity = INCIDENT_KINDS[kind]["severity"]
+    severity = "critical" if kind == TEST_KIND else INCIDENT_KINDS[kind]["severity"]
     page = alerts.page and f"{alerts.page.rstrip('/')}/tidegate/page?dag={spec.name}.stream"
     return Alert(
         pipeline=spec.name,

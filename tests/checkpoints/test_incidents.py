@@ -22,6 +22,7 @@ from tidegate.checkpoints.errors import ALERT_NOT_DELIVERED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.incidents import (
     INCIDENT_KINDS,
+    TEST_KIND,
     Delivery,
     announce_incidents,
     find_incidents,
@@ -256,6 +257,62 @@ def test_an_incident_that_passes_while_it_is_announced_ends_with_a_message() -> 
     assert looks.sent == ["begin", "end"]
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_a_dying_look_may_have_sent_ends_with_a_message(comes_back: bool) -> None:
+    """It sent the first message and ended before it noted that."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=die)
+    report(looks.store, "running")
+    looks.look(10)
+    assert looks.look(110) == []
+    if comes_back:
+        report(looks.store, "failed", error=BROKEN)
+        looks.look()
+    else:
+        looks.look(10)
+    assert looks.sent == ["begin" if comes_back else "end"]
+
+
+def test_the_end_reaches_a_receiver_of_another_process() -> None:
+    """The driver has the deployed spec, the sweep the file; waiting ends after a day."""
+    looks = Looks()
+    for passes in (120, 86_400):
+        report(looks.store, "failed", error=BROKEN)
+        looks.look(0, "slack")
+        looks.look(0, "pagerduty")
+        report(looks.store, "running")
+        looks.look(0, "slack")
+        looks.look(passes, "slack")
+        looks.look(10, "slack")
+        looks.look(10, "pagerduty")
+    assert looks.sent == ["begin", "begin", "end", "end", "begin", "begin", "end"]
+    document = json.loads(looks.store.get(BucketLayout("p").alerts_key).data)
+    assert document["incidents"] == {}
+
+
+def test_kinds_of_a_newer_version_are_left_alone() -> None:
+    """During an upgrade, drivers and the sweep run different versions."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    looks.look()
+    key = BucketLayout("p").alerts_key
+    document = json.loads(looks.store.get(key).data)
+    newer = document["incidents"]["driver_failed"] | {"arrived": {"alertmanager": "begin"}}
+    document["incidents"]["of_tomorrow"] = newer
+    looks.store.put(key, json.dumps(document).encode())
+    report(looks.store, "running")
+    looks.look(60, "alertmanager")
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+    assert json.loads(looks.store.get(key).data)["incidents"]["of_tomorrow"] == newer
+
+
 def test_alertmanager_is_reminded_while_an_incident_lasts() -> None:
     """It forgets alerts that no one sends again; people get one message of it all the same."""
     looks = Looks()
@@ -355,3 +412,5 @@ def test_incidents_of_quality_and_deploys() -> None:
         assert found == {"deploy_failed", expected} - {None}
         kinds |= found
     assert kinds == INCIDENT_KINDS.keys()
+    # A test would end a real incident of the same kind.
+    assert TEST_KIND not in kinds
