@@ -1,10 +1,10 @@
 """Incidents of a pipeline: found in its bucket, and announced once when they begin and end.
 
 The driver and Airflow's sweep both look. `alerts.json` says which incidents there are and which
-receivers have which message, so they do not announce the same twice. A process claims a message,
-sends it and notes that it arrived. If it ends in between, or the receiver does not take the
-message, another look sends it after `_CLAIM_TICKS`. So a message arrives at least once: it is
-repeated if a process ends right after sending it.
+receivers have which message, so they do not announce the same twice. A process claims a message
+just before it sends it, and notes that it arrived. If it ends in between, or the receiver does not
+take the message, another look sends it after `_CLAIM_TICKS`. So a message arrives at least once: it
+is repeated if a process ends right after sending it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Final, Literal
 
 from pydantic import Field
@@ -30,6 +31,7 @@ from .deployed_specs import DeployedDocument, read_deployed
 from .driver_requests import DesiredState
 from .host_clock import SYSTEM_CLOCK, Clock
 from .illness_record import read_verdict
+from .pipeline_identity import read_identity
 from .pipeline_overview import (
     PipelineOverview,
     PipelineState,
@@ -44,7 +46,8 @@ LOOK_EVERY: Final = 60.0  # seconds between two looks of a driver
 # Ticks. A driver that fails again and again within this time is one incident.
 _OVER_AFTER = 120_000_000
 _FORGOTTEN_AFTER = 86_400_000_000  # ticks; by then a receiver that no process names is gone
-_CLAIM_TICKS = 60_000_000  # longer than all receivers of a pipeline may take to answer
+_CLAIM_TICKS = 60_000_000  # longer than a receiver may take to answer
+_SENDING_LIMIT = 30.0  # seconds after which a look begins no other message
 BACKLOG_EPOCHS: Final = 20
 """Sealed epochs that the tables may lack; the driver itself waits at `outputs.max_unpublished`."""
 
@@ -88,6 +91,7 @@ class Incident(BucketRecord):
     """An incident that is not over, or whose end a receiver does not have yet.
 
     Attributes:
+        uid: of the pipeline when it began; a message about its end has to have the same.
         gone_since: ticks since which no look has found it.
         arrived: receiver -> the newest message that it has.
         claims: receiver -> who sends it a message now.
@@ -97,6 +101,7 @@ class Incident(BucketRecord):
     since: int
     kept: str
     next_step: str
+    uid: str = ""
     gone_since: OmittedIfNone[int] = None
     arrived: dict[str, Message] = Field(default_factory=dict)
     claims: dict[str, Claim] = Field(default_factory=dict)
@@ -137,51 +142,64 @@ def announce_incidents(
         return []
     receivers = [*alerts.receivers]
     key, look = BucketLayout(spec.name).alerts_key, generate_attempt_id()
+    change = partial(change_document, log.store, key, AlertDocument())
     findings = read_findings(log)
-    now = clock.wall_ticks()
+    uid = (read_identity(log.store, spec.name) or "") if findings else ""
 
-    def note(before: AlertDocument) -> AlertDocument:
-        """Note what there is, and claim what has to be sent."""
-        # Kinds of a newer version are left to it.
-        foreign = {
-            kind: incident
-            for kind, incident in before.incidents.items()
-            if kind not in INCIDENT_KINDS
-        }
-        kept = {
-            kind: incident
-            for kind, incident in before.incidents.items()
-            if kind not in foreign and not _is_forgotten(incident, receivers, now)
-        }
-        claimed = {
-            kind: _claim_messages(kind, incident, receivers, look, now)
-            for kind, incident in _merge_findings(spec.name, kept, findings, now).items()
-        }
-        return before.model_copy(update={"incidents": foreign | claimed})
-
-    document = change_document(log.store, key, AlertDocument(), note)
+    note = partial(_note_findings, spec.name, uid, findings, receivers, clock.wall_ticks())
+    incidents = change(note).incidents
     deliveries = []
-    for kind, incident in document.incidents.items():
-        for receiver in receivers if kind in INCIDENT_KINDS else ():
-            claim = incident.claims.get(receiver)
-            is_claimed = claim is not None and claim.look == look
-            if not is_claimed and not _needs_reminder(receiver, incident):
-                continue
-            error = None
-            alert = build_alert(log.store.url, spec, kind, incident)
-            try:
-                send(receiver, alerts, alert)
-            except TidegateError as failure:
-                error = failure
-            if is_claimed or error is not None:
-                deliveries.append(Delivery(alert, receiver, error))
-            note_outcome = partial(_note_outcome, kind, receiver, look, arrived=error is None)
-            change_document(log.store, key, AlertDocument(), note_outcome)
+    begun = clock.monotonic()
+    for kind, receiver in product(INCIDENT_KINDS, receivers):
+        if clock.monotonic() - begun >= _SENDING_LIMIT:
+            break
+        incident, now = incidents.get(kind), clock.wall_ticks()
+        is_due = _choose_message(kind, incident, receiver, now) is not None
+        if is_due:
+            claimed = change(partial(_claim_message, kind, receiver, look, now))
+            incident = _find_claimed(claimed, kind, receiver, look)
+        elif not _needs_reminder(receiver, incident):
+            incident = None
+        if incident is None:
+            continue
+        error = None
+        alert = build_alert(log.store.url, spec, kind, incident)
+        try:
+            send(receiver, alerts, alert)
+        except TidegateError as failure:
+            error = failure
+        if is_due or error is not None:
+            deliveries.append(Delivery(alert, receiver, error))
+        if is_due:
+            change(partial(_note_outcome, kind, receiver, look, arrived=error is None))
     return deliveries
 
 
+def _note_findings(
+    pipeline: str,
+    uid: str,
+    findings: Mapping[str, Finding],
+    receivers: Sequence[str],
+    now: int,
+    before: AlertDocument,
+) -> AlertDocument:
+    """Note what there is; kinds of a newer version are left to it."""
+    foreign, kept = dict[str, Incident](), dict[str, Incident]()
+    for kind, incident in before.incidents.items():
+        if kind not in INCIDENT_KINDS:
+            foreign[kind] = incident
+        elif not _is_forgotten(incident, receivers, now):
+            kept[kind] = incident
+    merged = _merge_findings(pipeline, uid, kept, findings, now)
+    return before.model_copy(update={"incidents": foreign | merged})
+
+
 def _merge_findings(
-    pipeline: str, before: Mapping[str, Incident], findings: Mapping[str, Finding], now: int
+    pipeline: str,
+    uid: str,
+    before: Mapping[str, Incident],
+    findings: Mapping[str, Finding],
+    now: int,
 ) -> dict[str, Incident]:
     """The incidents after a look; texts and time stay those of the look that found it first."""
     merged = {
@@ -202,6 +220,7 @@ def _merge_findings(
             since=min(finding.since or now, now),
             kept=finding.kept or "everything sealed so far",
             next_step=finding.next_step or INCIDENT_KINDS[kind]["next"].format(pipeline=pipeline),
+            uid=uid,
             # For a receiver that never took the end of the old incident, this one continues it.
             arrived={one: "begin" for one, has in arrived.items() if has == "begin"},
             claims=there.claims if there else {},
@@ -236,30 +255,46 @@ def _has_begin(incident: Incident, receiver: str, now: int) -> bool:
     return arrived == "begin" or (arrived is None and may_have)
 
 
-def _claim_messages(
-    kind: str, incident: Incident, receivers: Sequence[str], look: str, now: int
-) -> Incident:
-    """The incident with a claim of this look for each message that is due and no one sends."""
-    message: Message = "begin" if incident.gone_since is None else "end"
+def _choose_message(
+    kind: str, incident: Incident | None, receiver: str, now: int
+) -> Message | None:
+    """The message that is due to the receiver and that no one sends just now."""
+    if incident is None:
+        return None
+    claim = incident.claims.get(receiver)
+    if claim is not None and claim.until > now:
+        return None
     if incident.gone_since is None:
         is_due = now - incident.since >= parse_duration(INCIDENT_KINDS[kind]["after"])
-    else:
-        is_due = now - incident.gone_since >= _OVER_AFTER
-    claims = dict(incident.claims)
-    for receiver in receivers if is_due else ():
-        claim = claims.get(receiver)
-        is_missing = (
-            receiver not in incident.arrived
-            if message == "begin"
-            else _has_begin(incident, receiver, now)
-        )
-        if is_missing and (claim is None or claim.until <= now):
-            claims[receiver] = Claim(look=look, message=message, until=now + _CLAIM_TICKS)
-    return incident.model_copy(update={"claims": claims})
+        return "begin" if is_due and receiver not in incident.arrived else None
+    is_due = now - incident.gone_since >= _OVER_AFTER
+    return "end" if is_due and _has_begin(incident, receiver, now) else None
 
 
-def _needs_reminder(receiver: str, incident: Incident) -> bool:
+def _claim_message(
+    kind: str, receiver: str, look: str, now: int, before: AlertDocument
+) -> AlertDocument:
+    """Claim what is due for this look."""
+    incident = before.incidents.get(kind)
+    message = _choose_message(kind, incident, receiver, now)
+    if incident is None or message is None:
+        return before
+    claim = Claim(look=look, message=message, until=now + _CLAIM_TICKS)
+    claimed = incident.model_copy(update={"claims": {**incident.claims, receiver: claim}})
+    return before.model_copy(update={"incidents": {**before.incidents, kind: claimed}})
+
+
+def _find_claimed(document: AlertDocument, kind: str, receiver: str, look: str) -> Incident | None:
+    """The incident if this look has the claim; None if another one was faster."""
+    incident = document.incidents.get(kind)
+    claim = incident.claims.get(receiver) if incident else None
+    return incident if claim is not None and claim.look == look else None
+
+
+def _needs_reminder(receiver: str, incident: Incident | None) -> bool:
     """Whether the receiver forgets an alert that is not sent again."""
+    if incident is None:
+        return False
     is_open = incident.gone_since is None and incident.arrived.get(receiver) == "begin"
     return receiver == "alertmanager" and is_open
 
@@ -294,6 +329,7 @@ def build_alert(store: str, spec: SupervisedSpec, kind: str, incident: Incident)
     return Alert(
         pipeline=spec.name,
         store=mask_address(store),
+        uid=incident.uid,
         kind=kind,
         severity="critical" if severity == alerts.severity == "critical" else "warning",
         owner=spec.supervision.owner,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.manual_clock import ManualClock
 from tests.servers.alert_receivers import ROUTING_KEY, AlertReceivers, running
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints import alert_delivery
 from tidegate.checkpoints.alert_delivery import Alert
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument, FailedDeploy
@@ -27,6 +31,7 @@ from tidegate.checkpoints.incidents import (
     announce_incidents,
     find_incidents,
 )
+from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.spec.job_spec import JobSpec
@@ -313,6 +318,87 @@ def test_kinds_of_a_newer_version_are_left_alone() -> None:
     assert json.loads(looks.store.get(key).data)["incidents"]["of_tomorrow"] == newer
 
 
+def test_a_slow_receiver_takes_no_more_than_its_look() -> None:
+    """What the look has not begun by then is free for the next one."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    spec, tried = make_spec("slack", "pagerduty"), []
+
+    def time_out(receiver: str, *_: object) -> None:
+        tried.append(receiver)
+        looks.clock.advance(31)
+        raise ALERT_NOT_DELIVERED(pipeline="p", receiver=receiver, address="x", cause="timeout")
+
+    announce_incidents(looks.log, spec, clock=looks.clock, send=time_out)
+    assert len(tried) == 1
+    announce_incidents(looks.log, spec, clock=looks.clock, send=looks.send)
+    assert looks.sent == ["begin", "begin"]
+
+
+def test_one_pipeline_has_one_key_whatever_its_address(
+    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver may reach its store at another address than Airflow; two pipelines differ."""
+    url = f"{receivers.url}/v2/enqueue"
+    spec = make_spec("pagerduty", "alertmanager", pagerduty_url=url)
+    looks, other = Looks(), Looks()
+    for one in (looks, other):
+        ensure_identity(one.store, "p")
+        report(one.store, "failed", error=BROKEN)
+        announce_incidents(one.log, spec, clock=one.clock)
+    report(looks.store, "running")
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    looks.clock.advance(121)
+    monkeypatch.setattr(looks.store, "url", "s3://elsewhere/p")
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    keys = [body["dedup_key"] for path, body in receivers.taken if path.startswith("/v2")]
+    labels = [body[0]["labels"] for path, body in receivers.taken if path.startswith("/api")]
+    for begin, foreign, *same in (keys, labels):
+        assert begin != foreign
+        assert begin == same[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (None, "ReadTimeoutError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nbroken\r\n\r\n", None),
+    ],
+)
+def test_only_the_status_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: bytes | None,
+    cause: str | None,
+) -> None:
+    """A body that never comes is not; and no line of urllib3 holds the hook's path."""
+    caplog.set_level(logging.DEBUG)
+    looks, held = Looks(), []
+    report(looks.store, "failed", error=BROKEN)
+    if answer is None:
+        monkeypatch.setattr(alert_delivery, "_READ_LIMIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            held.append(connection)
+            if answer is not None:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/services/T0/B0/hush"
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", address)
+        (sent,) = announce_incidents(looks.log, make_spec("slack"), clock=looks.clock)
+        thread.join(30)
+        for connection in held:
+            connection.close()
+    assert (sent.error is None) == (cause is None)
+    assert cause is None or cause in str(sent.error)
+    assert "hush" not in caplog.text
+
+
 def test_alertmanager_is_reminded_while_an_incident_lasts() -> None:
     """It forgets alerts that no one sends again; people get one message of it all the same."""
     looks = Looks()
@@ -345,9 +431,10 @@ def test_a_pipeline_that_may_wait_pages_no_one() -> None:
 
 
 def test_hooks_are_never_written_or_shown(
-    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch
+    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in the store, and not in the error of a receiver that is away or refuses."""
+    """Not in the store, in a log, or in the error of a receiver that is away or refuses."""
+    caplog.set_level(logging.DEBUG)
     looks = Looks()
     report(looks.store, "failed", error=BROKEN)
     url = f"{receivers.url}/v2/enqueue"
@@ -360,7 +447,9 @@ def test_hooks_are_never_written_or_shown(
     shown = [json.dumps(error.as_dict()) for error in errors]
     stored = [looks.store.get(info.key).data.decode() for info in looks.store.list_objects("")]
     assert len(errors) == 3
-    assert [text for text in (*shown, *stored) if "hush" in text or ROUTING_KEY in text] == []
+    assert [
+        text for text in (*shown, *stored, caplog.text) if "hush" in text or ROUTING_KEY in text
+    ] == []
     assert all("env:" in text for text in shown)
 
 
