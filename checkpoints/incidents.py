@@ -33,6 +33,7 @@ from .host_clock import SYSTEM_CLOCK, Clock
 from .illness_record import read_verdict
 from .pipeline_identity import read_identity
 from .pipeline_overview import (
+    FINAL_STATES,
     PipelineOverview,
     PipelineState,
     needs_person,
@@ -381,6 +382,16 @@ def find_incidents(
         yield kind, Finding(says)
 
 
+_REPORTING_STATES = frozenset(
+    {
+        PipelineState.STARTING,
+        PipelineState.RUNNING,
+        PipelineState.WAITING,
+        PipelineState.DRAINING,
+    }
+)
+
+
 def _find_driver_incidents(overview: PipelineOverview) -> Iterator[tuple[str, Finding]]:
     driver = overview.driver
     facts, reported, report = driver.facts, driver.reported_state, driver.report
@@ -390,14 +401,19 @@ def _find_driver_incidents(overview: PipelineOverview) -> Iterator[tuple[str, Fi
     if reported is PipelineState.FAILED and needs_person(error):
         yield "driver_failed", _describe_error(error, heard)
         return
-    is_wanted = overview.desired.state is DesiredState.RUN
+    # `tidegate run` notes no wish; a driver that ends by itself says so, and gives the lease back.
+    is_killed = driver.lease is not None and driver.lease.holder is not None
+    is_killed = is_killed and reported not in FINAL_STATES
+    is_wanted = overview.desired.state is DesiredState.RUN or is_killed
     if driver.lease_expired and is_wanted and reported is not PipelineState.FINISHED:
         why = f" ({error['message']})" if error else ""
         says = f"it should run, and no driver runs{why}"
         yield "driver_gone", Finding(says, max(heard, overview.desired.at))
     elif overview.state is PipelineState.SILENT:
         yield "driver_gone", Finding("its driver does not report any more", heard)
-    elif report is not None and overview.state in (PipelineState.RUNNING, PipelineState.WAITING):
+    elif overview.state is PipelineState.LEASED:
+        yield "driver_gone", Finding("a driver has begun, and has not reported yet")
+    elif report is not None and overview.state in _REPORTING_STATES:
         yield from _find_hindrances(facts, report.step, driver.read_at)
 
 

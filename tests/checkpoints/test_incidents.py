@@ -472,6 +472,9 @@ _FOUND: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("held", "waiting", {"error": AWAY, "why": "trying"}, {"no_progress", "in_trouble"}),
     ("held", "waiting", {"why": "a merge has the next slot"}, {"no_progress"}),
     ("held", "running", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "starting", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "draining", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "starting", {}, set()),
     ("held", "running", {"trouble": AWAY}, {"in_trouble"}),
     ("held", "running", {"unpublished": 21}, {"tables_behind"}),
     ("held", "running", {"silent": {"web": 7}}, {"source_silent"}),
@@ -489,6 +492,26 @@ def test_incidents_of_a_driver(
     report(store, state, **facts)
     found = find_incidents(read_overview(SlotLog(store, "p")), None, DeployedDocument())
     assert {kind for kind, _ in found} == kinds
+
+
+@pytest.mark.parametrize(
+    ("lease", "reported", "kinds"),
+    [
+        ("none", None, []),
+        ("held", None, ["driver_gone"]),
+        ("dead", None, ["driver_gone"]),
+        ("dead", "running", ["driver_gone"]),
+        ("dead", "stopped", []),
+        ("free", "stopped", []),
+    ],
+)
+def test_incidents_of_a_driver_without_airflow(
+    lease: str, reported: str | None, kinds: list[str]
+) -> None:
+    """`tidegate run` notes no desired state; a driver may die before its first report."""
+    overview = read_overview(SlotLog(bucket(lease, reported), "p"))
+    found = find_incidents(overview, None, DeployedDocument())
+    assert [kind for kind, _ in found] == kinds
 
 
 def test_incidents_of_quality_and_deploys() -> None:
