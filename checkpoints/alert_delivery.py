@@ -98,7 +98,7 @@ def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:
     secret = resolve_environment_value(f"supervision.alerts.{receiver}", reference, os.environ)
     url, body = _BUILDERS[receiver](secret, alert, given)
     try:
-        with _silence_urllib3():
+        with _drop_urllib3_lines():
             answer = urllib3.request(
                 "POST",
                 url,
@@ -127,7 +127,7 @@ _sends: ContextVar[bool] = ContextVar("sends", default=False)
 
 
 @contextmanager
-def _silence_urllib3() -> Iterator[None]:
+def _drop_urllib3_lines() -> Iterator[None]:
     """Drop what urllib3 logs of this request: its lines hold the path, which lets people post."""
     token = _sends.set(True)
     try:

@@ -57,7 +57,7 @@ INCIDENT_KINDS: Final[Mapping[str, Mapping[str, str]]] = read_data_file(
 )
 """Each kind of incident by its name; the file explains the fields."""
 TEST_KIND: Final = "test"
-"""The kind of a message that tries a receiver. It is no kind of incident, so it ends none."""
+"""The kind of a message that tries a receiver. No incident has it, so a test ends none."""
 
 
 @dataclass(frozen=True)
