@@ -5,8 +5,11 @@ and Alertmanager's API v2. Addresses and keys are secrets: errors name only the 
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -20,7 +23,7 @@ from tidegate.json_types import JsonObject
 from .canonical_json import sha256_of_bytes
 from .errors import ALERT_NOT_DELIVERED
 
-_TIMEOUT = 10.0  # seconds for one request
+_CONNECT_LIMIT, _READ_LIMIT = 3.0, 5.0  # seconds
 _LONGEST_SUMMARY = 1024  # characters that PagerDuty takes
 # Alertmanager ends an alert by itself that is not sent again by then.
 _ALERTMANAGER_KEEPS = timedelta(hours=4)
@@ -32,6 +35,8 @@ class Alert:
 
     Attributes:
         store: address of the pipeline's store.
+        uid: the identity of the pipeline, whatever the address of its store; empty before its first
+            driver.
         kind: of the incident (incident_kinds.toml).
         since: when the incident began, in ticks.
         until: when it ended, in ticks; None: it goes on.
@@ -42,6 +47,7 @@ class Alert:
 
     pipeline: str
     store: str
+    uid: str
     kind: str
     severity: Literal["critical", "warning"]
     owner: str
@@ -51,6 +57,11 @@ class Alert:
     kept: str
     next_step: str
     page: str | None
+
+    @property
+    def uid_hash(self) -> str:
+        """What tells pipelines with the same name apart."""
+        return sha256_of_bytes(self.uid.encode())[:12]
 
     @property
     def title(self) -> str:
@@ -72,7 +83,7 @@ class Alert:
 
 
 def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:
-    """Send an alert to one of the receivers of the spec.
+    """Send an alert to one of the receivers of the spec; its status alone counts as the answer.
 
     Args:
         receiver: slack, pagerduty or alertmanager.
@@ -87,15 +98,18 @@ def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:
     secret = resolve_environment_value(f"supervision.alerts.{receiver}", reference, os.environ)
     url, body = _BUILDERS[receiver](secret, alert, given)
     try:
-        answer = urllib3.request(
-            "POST",
-            url,
-            body=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            timeout=_TIMEOUT,
-            redirect=False,
-            retries=False,
-        )
+        with _drop_urllib3_lines():
+            answer = urllib3.request(
+                "POST",
+                url,
+                body=json.dumps(body).encode(),
+                headers={"Content-Type": "application/json"},
+                timeout=urllib3.Timeout(connect=_CONNECT_LIMIT, read=_READ_LIMIT),
+                redirect=False,
+                retries=False,
+                preload_content=False,
+            )
+            answer.close()
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         # The text of the error may hold the address, which lets people post.
         cause = type(error).__name__
@@ -107,6 +121,23 @@ def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:
         raise ALERT_NOT_DELIVERED(
             pipeline=alert.pipeline, receiver=receiver, address=reference, cause=cause
         )
+
+
+_sends: ContextVar[bool] = ContextVar("sends", default=False)
+
+
+@contextmanager
+def _drop_urllib3_lines() -> Iterator[None]:
+    """Drop what urllib3 logs of this request: its lines hold the path, which lets people post."""
+    token = _sends.set(True)
+    try:
+        yield
+    finally:
+        _sends.reset(token)
+
+
+for _name in ("connection", "connectionpool", "poolmanager"):
+    logging.getLogger(f"urllib3.{_name}").addFilter(lambda _: not _sends.get())
 
 
 def _build_slack(address: str, alert: Alert, _: AlertSpec) -> tuple[str, Any]:
@@ -123,7 +154,7 @@ def _build_pagerduty(key: str, alert: Alert, given: AlertSpec) -> tuple[str, Any
     body: JsonObject = {
         "routing_key": key,
         "event_action": "trigger" if alert.until is None else "resolve",
-        "dedup_key": f"{alert.pipeline}/{alert.kind}/{sha256_of_bytes(alert.store.encode())[:12]}",
+        "dedup_key": f"{alert.pipeline}/{alert.kind}/{alert.uid_hash}",
         "payload": {
             "summary": alert.title[:_LONGEST_SUMMARY],
             "source": alert.store,
@@ -146,11 +177,11 @@ def _build_alertmanager(address: str, alert: Alert, _: AlertSpec) -> tuple[str, 
         "labels": {
             "alertname": f"tidegate_{alert.kind}",
             "pipeline": alert.pipeline,
-            "store": alert.store,
+            "uid": alert.uid_hash,
             "severity": alert.severity,
             "owner": alert.owner,
         },
-        "annotations": {"summary": alert.title, **alert.describe()},
+        "annotations": {"summary": alert.title, "store": alert.store, **alert.describe()},
         "startsAt": _format_time(alert.since),
         "endsAt": end.isoformat() if alert.until is None else _format_time(alert.until),
     }

@@ -179,6 +179,8 @@ class SweepReportOperator(BaseOperator):
                 self.log.info("%s to %s: %s", sent.alert.title, sent.receiver, sent.error or "sent")
         except TidegateError as error:
             self.log.warning("%s: incidents not announced: %s", spec.name, error.message)
+        except Exception:  # a defect must not hide what the sweep found
+            self.log.exception("%s: incidents not announced", spec.name)
 
 
 def decide_start(store: Store, pipeline: str, *, watched: bool) -> tuple[bool, str]:

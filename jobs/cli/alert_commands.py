@@ -23,11 +23,12 @@ app = typer.Typer(
 def send_test_alert(spec: SpecArgument, store: StoreOption = None) -> None:
     """Send a test incident, and that it is over, to every receiver in `supervision.alerts`.
 
-    Nothing is noted in the store. The exit code is that of the last receiver that refuses.
+    It ends no real incident, and nothing is noted in the store. The exit code is that of the last
+    receiver that refuses.
     """
     from tidegate.checkpoints.alert_delivery import send_alert
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
-    from tidegate.checkpoints.incidents import Delivery, Incident, build_alert
+    from tidegate.checkpoints.incidents import TEST_KIND, Delivery, Incident, build_alert
     from tidegate.errors import TidegateError
 
     found = arguments.find_any_spec(spec)
@@ -42,7 +43,7 @@ def send_test_alert(spec: SpecArgument, store: StoreOption = None) -> None:
         next_step="nothing to do",
     )
     begin, end = (
-        build_alert(arguments.resolve_store_url(store), found, "driver_failed", incident)
+        build_alert(arguments.resolve_store_url(store), found, TEST_KIND, incident)
         for incident in (test, test.model_copy(update={"gone_since": now}))
     )
     deliveries = []

@@ -99,6 +99,11 @@ class EpochLoop:
         self._trouble: TidegateError | None = None  # of the newest epoch
         self._denied_for = 0.0  # seconds that this process has waited for a store that refuses
 
+    @property
+    def trouble(self) -> TidegateError | None:
+        """The error of the last epoch that was tried; None once one has succeeded."""
+        return self._trouble
+
     def run(self) -> RunOutcome:
         """Run epochs until the run ends, and return why it ended.
 

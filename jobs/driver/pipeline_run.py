@@ -321,6 +321,7 @@ class DriverSession(LeasedSession):
         spec, store = run.spec, run.store
         self._context, self._wait_for_mover, self._uid = run, wait_for_mover, uid
         self._spark_ui: str | None = None
+        self._loop: EpochLoop | None = None
         self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
         super().__init__(spec, store, lease, spec.digest(), run.options.deploy)
         self._faults = read_faults_from_environment()
@@ -373,7 +374,7 @@ class DriverSession(LeasedSession):
         # Not in the first plan, which has two minutes: every next driver would have the same fate.
         self._steps.enter("load")
         retry(self._sources.open_logs)
-        loop = retry(self._make_loop, mover)
+        self._loop = loop = retry(self._make_loop, mover)
         try:
             outcome = loop.run()
         except Exception as error:
@@ -400,7 +401,13 @@ class DriverSession(LeasedSession):
         """
         if not self._steps.is_overdue:
             touch_alive_file(self._context.work / ALIVE_FILE)
-        trouble = self._publisher.trouble or self._steps.trouble or self._housekeeper.trouble
+        # Between two tries of an epoch the state is "running", without its error.
+        trouble = (
+            (self._loop.trouble if self._loop else None)
+            or self._publisher.trouble
+            or self._steps.trouble
+            or self._housekeeper.trouble
+        )
         return {
             "unpublished": self._publisher.unpublished_count,
             "sinks": self._publisher.lags,

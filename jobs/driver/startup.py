@@ -88,6 +88,8 @@ _log = structlog.get_logger("tidegate.driver")
 _WORK_PREFIX, _LOCK_FILE = "tidegate-", ".lock"
 _YOUNG_FOLDER = 60.0  # seconds
 ALIVE_FILE = "alive"  # file in the work folder
+# Seconds for the last look for incidents. What it has not sent by then, the sweep sends.
+_LAST_LOOK_LIMIT = 5.0
 _LOOK_EVERY = 2.0  # seconds between two reads of the desired state of a stopped pipeline
 ENDED_BEFORE_LEASE = RunOutcome(
     "stopped", "a signal asked for it, before it was this one's turn to drive"
@@ -189,7 +191,7 @@ class LeasedSession(ABC):
         If the store does not answer or refuses, the lease expires by itself.
         """
         # The end of the process cuts off what takes longer.
-        self._alerts.stop(5.0)
+        self._alerts.stop(1.0)
         self._housekeeper.stop(5.0)
         self._status.stop(10.0)
         self._steps.stop()
@@ -214,7 +216,13 @@ class LeasedSession(ABC):
         self, state: str, error: TidegateError | None = None, why: str | None = None
     ) -> None:
         self._status.set_state(state, error=error, why=why)
-        self._announce()
+        if self._supervised.supervision.alerts:
+            # A receiver or a store that does not answer must not keep the next driver waiting.
+            last = threading.Thread(target=self._announce, name="tidegate-alerts", daemon=True)
+            last.start()
+            last.join(_LAST_LOOK_LIMIT)
+            if last.is_alive():
+                _log.warning("not_announced", why=f"no answer within {_LAST_LOOK_LIMIT:g} s")
         self._listeners.on_end(error)
 
     def _announce(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.manual_clock import ManualClock
 from tests.servers.alert_receivers import ROUTING_KEY, AlertReceivers, running
 from tests.servers.memory_store import MemoryStore
 
+from tidegate.checkpoints import alert_delivery
 from tidegate.checkpoints.alert_delivery import Alert
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument, FailedDeploy
@@ -22,6 +26,7 @@ from tidegate.checkpoints.errors import ALERT_NOT_DELIVERED
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.incidents import (
     INCIDENT_KINDS,
+    TEST_KIND,
     Delivery,
     announce_incidents,
     find_incidents,
@@ -182,9 +187,33 @@ def test_what_passes_soon_is_not_announced() -> None:
     assert [looks.look(), looks.look(299)] == [[], []]
     report(looks.store, "running")
     looks.look()
+    looks.look(120)
     report(looks.store, "waiting", error=AWAY)
-    assert looks.look() == []
-    assert [sent.alert.kind for sent in looks.look(301)] == ["in_trouble"]
+    assert [looks.look(), looks.look(299)] == [[], []]
+    assert [sent.alert.kind for sent in looks.look(2)] == ["in_trouble"]
+
+
+def test_what_comes_and_goes_is_announced() -> None:
+    """A driver that fails an epoch again and again, and is seen as running between two tries."""
+    looks = Looks()
+    for _ in range(3):
+        report(looks.store, "waiting", error=AWAY)
+        assert looks.look(60) == []
+        report(looks.store, "running")
+        assert looks.look(60) == []
+    report(looks.store, "waiting", error=AWAY)
+    assert [sent.alert.kind for sent in looks.look(60)] == ["in_trouble"]
+
+
+def test_what_comes_back_after_a_long_time_without_a_look_is_new() -> None:
+    """The sweep may look every ten minutes."""
+    looks = Looks()
+    report(looks.store, "waiting", error=AWAY)
+    looks.look()
+    report(looks.store, "running")
+    looks.look(10)
+    report(looks.store, "waiting", error=AWAY)
+    assert looks.look(600) == []
 
 
 def test_an_incident_that_comes_back_at_once_is_the_same() -> None:
@@ -233,6 +262,146 @@ def test_an_incident_that_passes_while_it_is_announced_ends_with_a_message() -> 
     assert looks.sent == ["begin", "end"]
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_what_a_dying_look_may_have_sent_ends_with_a_message(comes_back: bool) -> None:
+    """It sent the first message and ended before it noted that."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=die)
+    report(looks.store, "running")
+    looks.look(10)
+    assert looks.look(110) == []
+    if comes_back:
+        report(looks.store, "failed", error=BROKEN)
+        looks.look()
+    else:
+        looks.look(10)
+    assert looks.sent == ["begin" if comes_back else "end"]
+
+
+def test_the_end_reaches_a_receiver_of_another_process() -> None:
+    """The driver has the deployed spec, the sweep the file; waiting ends after a day."""
+    looks = Looks()
+    for passes in (120, 86_400):
+        report(looks.store, "failed", error=BROKEN)
+        looks.look(0, "slack")
+        looks.look(0, "pagerduty")
+        report(looks.store, "running")
+        looks.look(0, "slack")
+        looks.look(passes, "slack")
+        looks.look(10, "slack")
+        looks.look(10, "pagerduty")
+    assert looks.sent == ["begin", "begin", "end", "end", "begin", "begin", "end"]
+    document = json.loads(looks.store.get(BucketLayout("p").alerts_key).data)
+    assert document["incidents"] == {}
+
+
+def test_kinds_of_a_newer_version_are_left_alone() -> None:
+    """During an upgrade, drivers and the sweep run different versions."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    looks.look()
+    key = BucketLayout("p").alerts_key
+    document = json.loads(looks.store.get(key).data)
+    newer = document["incidents"]["driver_failed"] | {"arrived": {"alertmanager": "begin"}}
+    document["incidents"]["of_tomorrow"] = newer
+    looks.store.put(key, json.dumps(document).encode())
+    report(looks.store, "running")
+    looks.look(60, "alertmanager")
+    looks.look(121)
+    assert looks.sent == ["begin", "end"]
+    assert json.loads(looks.store.get(key).data)["incidents"]["of_tomorrow"] == newer
+
+
+def test_a_slow_receiver_takes_no_more_than_its_look() -> None:
+    """What the look has not begun by then is free for the next one."""
+    looks = Looks()
+    report(looks.store, "failed", error=BROKEN)
+    spec, tried = make_spec("slack", "pagerduty"), []
+
+    def time_out(receiver: str, *_: object) -> None:
+        tried.append(receiver)
+        looks.clock.advance(31)
+        raise ALERT_NOT_DELIVERED(pipeline="p", receiver=receiver, address="x", cause="timeout")
+
+    announce_incidents(looks.log, spec, clock=looks.clock, send=time_out)
+    assert len(tried) == 1
+    announce_incidents(looks.log, spec, clock=looks.clock, send=looks.send)
+    assert looks.sent == ["begin", "begin"]
+
+
+def test_one_pipeline_has_one_key_whatever_its_address(
+    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on where the pipeline was moved to; two pipelines differ."""
+    url = f"{receivers.url}/v2/enqueue"
+    spec = make_spec("pagerduty", "alertmanager", pagerduty_url=url)
+    looks, other = Looks(), Looks()
+    for one in (looks, other):
+        ensure_identity(one.store, "p")
+        report(one.store, "failed", error=BROKEN)
+        announce_incidents(one.log, spec, clock=one.clock)
+    report(looks.store, "running")
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    looks.clock.advance(121)
+    key = BucketLayout("p").identity_key
+    identity = looks.store.get(key).data.replace(looks.store.url.encode(), b"s3://elsewhere/p")
+    looks.store.put(key, identity)
+    monkeypatch.setattr(looks.store, "url", "s3://elsewhere/p")
+    announce_incidents(looks.log, spec, clock=looks.clock)
+    keys = [body["dedup_key"] for path, body in receivers.taken if path.startswith("/v2")]
+    labels = [body[0]["labels"] for path, body in receivers.taken if path.startswith("/api")]
+    for begin, foreign, *same in (keys, labels):
+        assert begin != foreign
+        assert begin == same[-1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (None, "ReadTimeoutError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nbroken\r\n\r\n", None),
+    ],
+)
+def test_only_the_status_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answer: bytes | None,
+    cause: str | None,
+) -> None:
+    """A body that never comes is not; and no line of urllib3 holds the hook's path."""
+    caplog.set_level(logging.DEBUG)
+    looks, held = Looks(), []
+    report(looks.store, "failed", error=BROKEN)
+    if answer is None:
+        monkeypatch.setattr(alert_delivery, "_READ_LIMIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            held.append(connection)
+            if answer is not None:
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/services/T0/B0/hush"
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", address)
+        (sent,) = announce_incidents(looks.log, make_spec("slack"), clock=looks.clock)
+        thread.join(30)
+        for connection in held:
+            connection.close()
+    assert (sent.error is None) == (cause is None)
+    assert cause is None or cause in str(sent.error)
+    assert "hush" not in caplog.text
+
+
 def test_alertmanager_is_reminded_while_an_incident_lasts() -> None:
     """It forgets alerts that no one sends again; people get one message of it all the same."""
     looks = Looks()
@@ -265,9 +434,10 @@ def test_a_pipeline_that_may_wait_pages_no_one() -> None:
 
 
 def test_hooks_are_never_written_or_shown(
-    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch
+    receivers: AlertReceivers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in the store, and not in the error of a receiver that is away or refuses."""
+    """Not in the store, in a log, or in the error of a receiver that is away or refuses."""
+    caplog.set_level(logging.DEBUG)
     looks = Looks()
     report(looks.store, "failed", error=BROKEN)
     url = f"{receivers.url}/v2/enqueue"
@@ -280,7 +450,9 @@ def test_hooks_are_never_written_or_shown(
     shown = [json.dumps(error.as_dict()) for error in errors]
     stored = [looks.store.get(info.key).data.decode() for info in looks.store.list_objects("")]
     assert len(errors) == 3
-    assert [text for text in (*shown, *stored) if "hush" in text or ROUTING_KEY in text] == []
+    assert [
+        text for text in (*shown, *stored, caplog.text) if "hush" in text or ROUTING_KEY in text
+    ] == []
     assert all("env:" in text for text in shown)
 
 
@@ -303,6 +475,9 @@ _FOUND: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("held", "waiting", {"error": AWAY, "why": "trying"}, {"no_progress", "in_trouble"}),
     ("held", "waiting", {"why": "a merge has the next slot"}, {"no_progress"}),
     ("held", "running", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "starting", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "draining", {"step_since": 1, "step_limit": 60.0}, {"no_progress"}),
+    ("held", "starting", {}, set()),
     ("held", "running", {"trouble": AWAY}, {"in_trouble"}),
     ("held", "running", {"unpublished": 21}, {"tables_behind"}),
     ("held", "running", {"silent": {"web": 7}}, {"source_silent"}),
@@ -322,6 +497,26 @@ def test_incidents_of_a_driver(
     assert {kind for kind, _ in found} == kinds
 
 
+@pytest.mark.parametrize(
+    ("lease", "reported", "kinds"),
+    [
+        ("none", None, []),
+        ("held", None, ["driver_gone"]),
+        ("dead", None, ["driver_gone"]),
+        ("dead", "running", ["driver_gone"]),
+        ("dead", "stopped", []),
+        ("free", "stopped", []),
+    ],
+)
+def test_incidents_of_a_driver_without_airflow(
+    lease: str, reported: str | None, kinds: list[str]
+) -> None:
+    """`tidegate run` notes no desired state; a driver may die before its first report."""
+    overview = read_overview(SlotLog(bucket(lease, reported), "p"))
+    found = find_incidents(overview, None, DeployedDocument())
+    assert [kind for kind, _ in found] == kinds
+
+
 def test_incidents_of_quality_and_deploys() -> None:
     """They need no driver; with those of drivers, they are all kinds that there are."""
     overview = read_overview(SlotLog(bucket("held", "running"), "p"))
@@ -332,6 +527,8 @@ def test_incidents_of_quality_and_deploys() -> None:
         assert found == {"deploy_failed", expected} - {None}
         kinds |= found
     assert kinds == INCIDENT_KINDS.keys()
+    # A test would end a real incident of the same kind.
+    assert TEST_KIND not in kinds
 
 
 def test_a_copy_announces_nothing() -> None:

@@ -36,6 +36,8 @@ def test_each_receiver_is_tried(
             2,
         )
         assert len(receivers.taken) == 4
+        labels = [body[0]["labels"] for path, body in receivers.taken if path.endswith("/alerts")]
+        assert [one["alertname"] for one in labels] == ["tidegate_test"] * 2
         receivers.answers = [403]
         said = cli("alerts", "test", str(spec))
         assert (said.exit_code, "env:SLACK_WEBHOOK_URL (it answered 403)" in said.err) == (3, True)

@@ -16,6 +16,7 @@ from tests.driver.sealed_epochs import FACTS, sealed
 from tests.engine.harness import Bench, row, spec_of
 from tests.servers.alert_receivers import running
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
+from tidegate.checkpoints import alert_delivery
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
     read_desired_state,
@@ -28,7 +29,7 @@ from tidegate.checkpoints.pipeline_overview import PipelineState, read_overview
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import StoreDeniedError
 from tidegate.errors import FencedError, PoisonError, TidegateError, TransientError
-from tidegate.jobs.driver import epoch_listeners, pipeline_run
+from tidegate.jobs.driver import epoch_listeners, pipeline_run, startup
 from tidegate.jobs.driver.epoch_listeners import EpochListeners
 from tidegate.jobs.driver.epoch_loop import RunOutcome
 from tidegate.jobs.driver.errors import UNEXPECTED
@@ -102,6 +103,7 @@ def test_a_driver_announces_the_error_that_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delivered: bool
 ) -> None:
     """It needs no Airflow for that; a receiver that is away changes nothing of its end."""
+    monkeypatch.setattr(startup, "_LAST_LOOK_LIMIT", 60.0)
     store, alerts = MemoryStore(), {"slack": "env:SLACK_WEBHOOK_URL"}
 
     def fail(*_: object) -> None:
@@ -120,6 +122,34 @@ def test_a_driver_announces_the_error_that_ends_it(
     assert len(texts) == delivered
     assert all(text.startswith("*[critical] ") for text in texts)
     assert receivers.refused == []
+
+
+@pytest.mark.timeout(120)  # the receiver would be waited for for ten minutes
+def test_a_receiver_that_never_answers_does_not_keep_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last look for incidents goes on without it, and ends with the process."""
+    monkeypatch.setattr(startup, "_LAST_LOOK_LIMIT", 0.2)
+    monkeypatch.setattr(alert_delivery, "_READ_LIMIT", 600.0)
+
+    def fail(*_: object) -> None:
+        raise TABLE_MISFIT(pipeline="p", table="events", cause="x")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/services/T0/B0/hush"
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", address)
+        alerts = {"slack": "env:SLACK_WEBHOOK_URL"}
+        run, view = _session(MemoryStore(), tmp_path, supervision={"alerts": alerts})
+        monkeypatch.setattr(DriverSession, "_run", fail)
+        with pytest.raises(TidegateError, match="events"):
+            run.run_to_end()
+        run.close()
+        view.close()
+        looking = [one for one in threading.enumerate() if one.name == "tidegate-alerts"]
+        assert len(looking) == 1
+        connection, _ = server.accept()
+        connection.close()
+        looking[0].join()
 
 
 @pytest.mark.parametrize(
@@ -143,6 +173,8 @@ def test_a_driver_that_meets_a_damaged_checkpoint_names_it(
 
     class Loop:
         """Fails at a file of its state."""
+
+        trouble = None
 
         def run(self) -> RunOutcome:
             """Lose the file, and meet that."""
@@ -184,6 +216,8 @@ def test_a_wrong_byte_of_state_condemns_what_needs_it(
 
     class Loop:
         """Fails at a file of its state."""
+
+        trouble = None
 
         def run(self) -> RunOutcome:
             """Meet the wrong byte."""
@@ -236,6 +270,8 @@ def test_a_finished_run_stays_finished_although_it_cannot_be_noted(
     class Loop:
         """Finds nothing more to read."""
 
+        trouble = None
+
         def run(self) -> RunOutcome:
             """Let the store fail, and end."""
             store.hook = refuse
@@ -258,6 +294,8 @@ def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
     class Loop:
         """Finds nothing more to read."""
 
+        trouble = None
+
         def run(self) -> RunOutcome:
             """Lose the lease, and end."""
             evict_lease_holder(store, name)
@@ -271,6 +309,33 @@ def test_a_finished_run_that_has_lost_its_lease_stops_no_one(
     run.close()
     view.close()
     assert read_desired_state(store, name).state is DesiredState.RUN
+
+
+def test_a_driver_that_tries_an_epoch_again_reports_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its state is "running", or a look just then would find it well."""
+    store = MemoryStore()
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    run, view = _session(store, tmp_path)
+    reported: list[dict[str, Any]] = []
+
+    class Loop:
+        """Is asked for its trouble."""
+
+        trouble = TransientError("the table is away", code="sink.unavailable")
+
+        def run(self) -> RunOutcome:
+            """Report, and end."""
+            run._status.set_state("running")
+            reported.append(run._status.snapshot())
+            return RunOutcome("stopped", "asked to")
+
+    monkeypatch.setattr(DriverSession, "_make_loop", lambda *_: Loop())
+    run.run_to_end()
+    run.close()
+    view.close()
+    assert [facts["trouble"]["code"] for facts in reported] == ["sink.unavailable"]
 
 
 @pytest.mark.usefixtures("mute")

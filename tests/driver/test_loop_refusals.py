@@ -11,7 +11,7 @@ import pytest
 from tests.driver.loop_rig import LoopRig
 from tests.servers.memory_store import Fault, MemoryStore, StoreRequest
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import PoisonError
+from tidegate.errors import PoisonError, TidegateError
 from tidegate.jobs.driver.epoch_loop import EndConditions
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.engine.epoch_engine import EpochReport
@@ -29,10 +29,13 @@ def test_an_outage_is_not_silence() -> None:
         failures.append(1)
         return Fault.REFUSED if len(failures) <= 3 else None
 
+    troubles: list[TidegateError | None] = []
+    rig.between = lambda _: troubles.append(rig.loop.trouble)
     assert isinstance(rig.bench.store, MemoryStore)
     rig.bench.store.hook = hook
     outcome = rig.run()
     assert (outcome.why, outcome.trouble) == ("no row for 0.5 s", None)
+    assert (troubles[0] is None, troubles[-1]) == (False, None)
     assert rig.bench.epochs()[-1].counters.read == 6
 
 

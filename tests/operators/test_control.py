@@ -260,3 +260,20 @@ def test_the_sweep_announces_what_no_driver_can(
     assert [body["text"].partition("\n")[0] for _, body in receivers.taken] == [
         "*[critical] p: it should run, and no driver runs*"
     ]
+
+
+def test_a_defect_in_announcing_does_not_fail_the_sweep(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what the sweep found would not be reported."""
+    alerts = {"slack": "env:SLACK_WEBHOOK_URL"}
+    fields = {"kind": "job", "name": "p", "app": "a.py", "supervision": {"alerts": alerts}}
+    report = SweepReportOperator(task_id="report", specs=[JobSpec.model_validate(fields)])
+    task = SimpleNamespace(xcom_pull=lambda **_: {"a": "damaged"})
+
+    def fail(*_: object) -> None:
+        raise KeyError("of_tomorrow")
+
+    monkeypatch.setattr(sweep_operator, "announce_incidents", fail)
+    with pytest.raises(PoisonError, match="damaged"):
+        report.execute({"ti": task})
