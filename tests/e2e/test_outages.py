@@ -269,7 +269,9 @@ def test_full_disks_are_waited_out(tmp_path: Path) -> None:
     try:
         bucket = disks.inside(steady.inbox)
         deliver(feed, bucket, 0, 2)
-        driver = steady.start("", "--work", str(scratch), prefix=disks.enter)
+        # Where the driver and its tasks write a file before it goes to the store.
+        environment = {"TMPDIR": str(scratch)}
+        driver = steady.start("", environment=environment, prefix=disks.enter)
         with ending(driver):
             store = LookedInto(bucket)
             wait_for(lambda: slot(store) >= 2, driver)
