@@ -12,7 +12,6 @@ Without edges in the cut the segment stays as it is, and where no window closes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.engine.file_footers import FileFooter
+from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
@@ -45,8 +45,6 @@ from .edge_folds import (
 from .state_files import StateFiles, StateOrder
 
 EDGES_KIND: Final = "edges"
-Evaluator = Callable[[pa.Table], pa.Table]
-"""Adds the columns of `list_spark_arguments` to rows."""
 
 
 @dataclass(frozen=True)
@@ -66,41 +64,54 @@ class MergedEdges:
     footers: dict[str, FileFooter] = field(default_factory=dict)
 
 
-def merge_edges(
-    files: StateFiles, came: pa.Table | None, evaluate: Evaluator | None = None
-) -> MergedEdges:
-    """Pair the starts and ends that are on time, and lay out what lasts over windows.
+def pair_edges(files: StateFiles, came: pa.Table | None) -> pa.Table | None:
+    """Return the starts of the bucket with `_until`, when they end: null while they are open.
 
-    Args:
-        files: of the state.
-        came: what the units of the epoch leave in the bucket, as of `fold_edges`; None: nothing.
-        evaluate: computes the arguments of aggregates, where Spark SQL has to.
+    None if there are none. `came` is what the units of the epoch leave in the bucket, as of
+    `fold_edges`; None: they leave nothing in any bucket.
     """
-    spec, order = files.order.spec, files.order
-    if not collect_edge_columns(spec):
-        return MergedEdges()
-    live = order.live_segments(EDGES_KIND)
-    # Of any bucket: all write the segment again, or none.
-    is_known = came is not None
-    if not is_known and not closes_windows(order):
-        return MergedEdges(segments=tuple(live))
-    standing = _load_open_edges(files, live)
-    if not is_known:
-        partials = _fold_intervals(files, None, standing, evaluate)
-        return MergedEdges(tuple(live), partials=partials)
+    spec = files.order.spec
+    standing = _load_open_edges(files, files.order.live_segments(EDGES_KIND))
+    if came is None:
+        nothing = None if standing is None else pa.nulls(standing.num_rows, pa.int64())
+        return None if standing is None else standing.append_column("_until", nothing)
     edges = _select_edges(spec, came, "_ends")
     if standing is not None:
         edges = DuckFrame.from_table(standing).selectExpr("*", "false AS _ends").unionByName(edges)
     matched = match_starts_to_ends(spec, edges)
     # A start that would end before it began says nothing.
     starts = matched.where("NOT _ends AND (_until IS NULL OR _until > _et)")
-    paired = starts.drop("_ends", "_first").toArrow()
+    paired: pa.Table = starts.drop("_ends", "_first").toArrow()
+    return paired
+
+
+def write_edges(files: StateFiles, paired: pa.Table | None, *, is_changed: bool) -> MergedEdges:
+    """Write the starts that are open, and lay out what lasts over windows.
+
+    Args:
+        files: of the state.
+        paired: what `pair_edges` gives, with the columns of `list_spark_arguments` if there are
+            some.
+        is_changed: the units of the epoch have left edges, so that every bucket is written again.
+    """
+    live = tuple(files.order.live_segments(EDGES_KIND))
+    if paired is None:
+        return MergedEdges(() if is_changed else live)
     is_open = pc.is_null(paired["_until"])
     left = paired.filter(is_open).drop_columns(["_until"])
     ended = paired.filter(pc.invert(is_open))
-    written = files.write_segment(EDGES_KIND, left, "_et", {})
-    partials = _fold_intervals(files, ended, left, evaluate)
+    partials = _fold_intervals(files, ended, left)
+    if not is_changed:
+        return MergedEdges(live, partials=partials)
+    kept = left.select([*files.order.spec.columns, *ORIGIN_COLUMNS])
+    written = files.write_segment(EDGES_KIND, kept, "_et", {})
     return MergedEdges(written, written, partials, files.footers)
+
+
+def list_edge_columns(spec: PipelineSpec) -> dict[str, str]:
+    """Column -> declared type, of the rows of `pair_edges`."""
+    texts, numbers = dict.fromkeys(ORIGIN_COLUMNS[:2], "string"), ORIGIN_COLUMNS[2:]
+    return {**spec.columns, **texts, **dict.fromkeys((*numbers, "_until"), "long")}
 
 
 def closes_windows(order: StateOrder) -> bool:
@@ -144,15 +155,9 @@ def _select_edges(spec: PipelineSpec, rows: pa.Table, *more: str) -> DuckFrame:
 # What they are in
 
 
-def _fold_intervals(
-    files: StateFiles,
-    ended: pa.Table | None,
-    left: pa.Table | None,
-    evaluate: Evaluator | None,
-) -> dict[str, pa.Table]:
+def _fold_intervals(files: StateFiles, ended: pa.Table, left: pa.Table) -> dict[str, pa.Table]:
     """The partial aggregates of what has ended, and of what is open in windows that close now."""
     spec, decision = files.order.spec, files.order.decision
-    ended, left = (_compute_arguments(rows, evaluate) for rows in (ended, left))
     partials = {}
     for name, window in spec.windows.items():
         pairs = _assign_intervals(window, ended, left, decision)
@@ -165,23 +170,17 @@ def _fold_intervals(
     return partials
 
 
-def _compute_arguments(rows: pa.Table | None, evaluate: Evaluator | None) -> pa.Table | None:
-    if rows is None or not rows.num_rows:
-        return None
-    return rows if evaluate is None else evaluate(rows)
-
-
 def _assign_intervals(
-    window: WindowSpec, ended: pa.Table | None, left: pa.Table | None, decision: Any
+    window: WindowSpec, ended: pa.Table, left: pa.Table, decision: Decision
 ) -> Any:
     """The (edge, window) pairs of the epoch with `_ws` and `_we`; None without any."""
     before, after, pairs = decision.frontier_before, decision.frontier_after, None
     # What is open is counted when a window closes, and not before: its end may still come.
-    if left is not None and _closes_any_window(window, before, after):
+    if left.num_rows and _closes_any_window(window, before, after):
         until = f"{write_ticks(decision.open_edges_until)} AS _end"
         starts = DuckFrame.from_table(left).selectExpr("*", until)
         pairs = expand_to_windows(window, starts, before).where(end_reached_sql("_we", after))
-    if ended is not None:
+    if ended.num_rows:
         lasting = DuckFrame.from_table(ended.rename_columns({"_until": "_end"}))
         pairs = combine_frames(pairs, expand_to_windows(window, lasting, before))
     return pairs

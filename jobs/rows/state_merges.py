@@ -15,7 +15,7 @@ from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
 
 from .attempt_files import open_task_store
 from .edge_folds import list_pairing_columns
-from .edge_merges import MergedEdges, merge_edges
+from .edge_merges import pair_edges, write_edges
 from .session_folds import is_folded_by_parts
 from .session_merges import SessionMerge
 from .state_files import MergedState, StateFiles, StateOrder
@@ -132,23 +132,41 @@ def merge_edges_in_task(order: MergeOrder, buckets: Iterable[int]) -> Iterator[M
 
     def merge(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
         """Pair the edges of a bucket."""
-        merged = merge_edges(files, load_edges(own, files))
-        answer.state = describe_edges(merged)
-        for name, rows in merged.partials.items():
-            part = send_table(files.store, own.state.folders, name, answer.bucket, rows)
-            answer.partials[name] = part
+        _write_edges(own, files, answer, pair_edges(files, _load_edges(own, files)))
 
     return _merge_buckets(order, buckets, merge)
 
 
-def load_edges(order: MergeOrder, files: StateFiles) -> pa.Table | None:
-    """Return the edges of the bucket that units have left; None without any."""
+def select_edges_in_task(order: MergeOrder, bucket: int) -> pa.Table | None:
+    """Return the paired edges of a bucket, for Spark SQL; None without any."""
+    own = order.select_bucket(bucket)
+    files = StateFiles(own.state, open_task_store(own.state.store))
+    return pair_edges(files, _load_edges(own, files))
+
+
+def write_edges_in_task(order: MergeOrder, bucket: int, rows: pa.Table | None) -> MergeAnswer:
+    """Fold the paired edges of a bucket, to which Spark SQL has added what it computes."""
+
+    def write(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
+        """Write the edges of a bucket."""
+        _write_edges(own, files, answer, rows)
+
+    return next(_merge_buckets(order, [bucket], write))
+
+
+def _load_edges(order: MergeOrder, files: StateFiles) -> pa.Table | None:
+    """The edges of the bucket that units have left; None without any."""
     return order.load_parts(files, list_pairing_columns(order.state.spec))
 
 
-def describe_edges(merged: MergedEdges) -> MergedState:
-    """Return what merging edges did with their state."""
-    return MergedState((), merged.segments, merged.written, footers=merged.footers)
+def _write_edges(
+    order: MergeOrder, files: StateFiles, answer: MergeAnswer, paired: pa.Table | None
+) -> None:
+    merged = write_edges(files, paired, is_changed=bool(order.parts))
+    answer.state = MergedState((), merged.segments, merged.written, footers=merged.footers)
+    for name, rows in merged.partials.items():
+        part = send_table(files.store, order.state.folders, name, answer.bucket, rows)
+        answer.partials[name] = part
 
 
 def select_rows_in_task(order: MergeOrder, bucket: int) -> pa.Table | None:

@@ -44,6 +44,7 @@ from .spark_session import (
     detect_large_results,
     detect_lost_executors,
     extract_cause,
+    find_carried_error,
     open_session,
 )
 from .state_merging import StateMerging
@@ -188,7 +189,8 @@ class SparkMover:
         except SPARK_ERRORS as error:
             name = self._spec.name
             raise (
-                detect_large_results(name, error)
+                find_carried_error(error)
+                or detect_large_results(name, error)
                 or detect_lost_executors(name, error, pipeline=name)
                 or SPARK_FAILED(pipeline=name, cause=extract_cause(error))
             ) from error

@@ -3,10 +3,12 @@
 import hashlib
 import logging
 import os
+import pickle
 import re
 import shutil
 import sys
 import tempfile
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
@@ -17,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.errors import ErrorDefinition, PoisonError, TransientError
+from tidegate.errors import ErrorDefinition, PoisonError, TidegateError, TransientError
 from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -220,6 +222,29 @@ def extract_cause(error: BaseException) -> str:
         # The error of a Python worker is the last line of its traceback.
         cause = next(filter(_PYTHON_ERROR.match, reversed(found)), cause)
     return cause[:500]
+
+
+_CARRIED: Final = "tidegate's own error: "
+
+
+def carry_error(error: TidegateError) -> RuntimeError:
+    """Return what a task raises for an error that it cannot answer with; see `find_carried_error`.
+
+    Only a task whose output is rows for Spark SQL has no answer. Spark tries it again.
+    """
+    return RuntimeError(_CARRIED + b64encode(pickle.dumps(error)).decode("ascii"))
+
+
+def find_carried_error(error: BaseException) -> TidegateError | None:
+    """Return the error that a task has raised by `carry_error`; None for other errors of Spark."""
+    found = re.search(_CARRIED + "([A-Za-z0-9+/]+=*)", "\n".join(lines(error)))
+    if found is None:
+        return None
+    try:
+        carried = pickle.loads(b64decode(found[1]))  # noqa: S301 - of our tasks
+    except Exception:  # cut off on its way
+        return None
+    return carried if isinstance(carried, TidegateError) else None
 
 
 def detect_large_results(pipeline: str, error: BaseException) -> PoisonError | None:

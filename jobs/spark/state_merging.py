@@ -9,13 +9,15 @@ from typing import Any, Final
 
 import pyarrow as pa
 import structlog
+from pyspark import TaskContext
 from pyspark.serializers import CPickleSerializer
 
+from tidegate.errors import TidegateError
 from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type
 from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.rows.column_casts import declared_to_spark_type
-from tidegate.jobs.rows.edge_folds import OPEN_EDGES
-from tidegate.jobs.rows.edge_merges import EDGES_KIND, closes_windows, merge_edges
+from tidegate.jobs.rows.edge_folds import OPEN_EDGES, collect_edge_columns
+from tidegate.jobs.rows.edge_merges import EDGES_KIND, closes_windows, list_edge_columns
 from tidegate.jobs.rows.session_merges import SessionMerge
 from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.rows.state_merges import (
@@ -23,12 +25,12 @@ from tidegate.jobs.rows.state_merges import (
     MERGE_ROWS,
     MergeAnswer,
     MergeOrder,
-    describe_edges,
     find_gone_parts_in_task,
-    load_edges,
     merge_edges_in_task,
     merge_windows_in_task,
+    select_edges_in_task,
     select_rows_in_task,
+    write_edges_in_task,
 )
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table, encode_table
 from tidegate.jobs.rows.window_merges import WindowMerge
@@ -42,11 +44,12 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
 from .python_tasks import prepare_worker
+from .spark_session import carry_error
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
 _pickle: Any = CPickleSerializer()
-_EVALUATED_ROWS: Final = 20_000
+_BATCH_ROWS: Final = 65_536
 """Rows that Spark SQL is given at a time."""
 Parts = tuple[bytes | StoredTable, ...]
 """Partial aggregates of one window, unit by unit."""
@@ -98,25 +101,21 @@ class StateMerging:
 
     def merge_edges(self) -> None:
         """Pair the edges; what lasts becomes part of what the windows merge."""
+        if not collect_edge_columns(self.epoch.spec):
+            return
         live = self.epoch.live_segments(EDGES_KIND)
         if OPEN_EDGES not in self.parts and not (live and closes_windows(self.epoch.files.order)):
             self.edges = MergedState(segments=tuple(live))
             return
-        # Edges are rows, so tasks look at them, unless Spark SQL has to compute something of each.
+        # Edges are rows, which belong to tasks.
         buckets = max(self._count_buckets(OPEN_EDGES, EDGES_KIND), 1)
+        order = self._make_order(OPEN_EDGES, buckets)
         if list_spark_arguments(self.epoch.spec):
-            order = self._make_order(OPEN_EDGES)
-            came = load_edges(order, self.epoch.files)
-            merged = merge_edges(self.epoch.files, came, self._choose_evaluator())
-            self.edges = describe_edges(merged)
-            more: list[tuple[str, bytes | StoredTable]] = [
-                (name, encode_table(rows)) for name, rows in merged.partials.items()
-            ]
+            answers = self._check(self._merge_evaluated_edges(order))
         else:
-            order = self._make_order(OPEN_EDGES, buckets)
             answers = self._run(merge_edges_in_task, order, range(buckets))
-            self.edges = MergedState.join(answer.state for answer in answers)
-            more = [pair for answer in answers for pair in answer.partials.items()]
+        self.edges = MergedState.join(answer.state for answer in answers)
+        more = [pair for answer in answers for pair in answer.partials.items()]
         for name, part in more:
             self.parts[name] = (*self.parts.get(name, ()), part)
 
@@ -189,14 +188,17 @@ class StateMerging:
         order: MergeOrder,
         buckets: Sequence[int],
     ) -> list[MergeAnswer]:
-        """Let a task for each of these buckets run this body; return the answers in their order.
+        """Let a task for each of these buckets run this body; return as `_check` does."""
+        sessions = self.epoch.sessions
+        run = partial(_run_in_worker, body, order)
+        return self._check(choose_runner(sessions.full).run_small_job(sessions, run, buckets))
+
+    def _check(self, answers: list[MergeAnswer]) -> list[MergeAnswer]:
+        """Log the tasks, and return their answers in the order of the buckets.
 
         Raises:
             TidegateError: what the first task that met an error says.
         """
-        sessions = self.epoch.sessions
-        run = partial(_run_in_worker, body, order)
-        answers = choose_runner(sessions.full).run_small_job(sessions, run, buckets)
         answers.sort(key=lambda answer: answer.bucket)
         tasks = [_describe_task(answer) for answer in answers]
         slot = self.epoch.order.folders.attempt.slot
@@ -210,23 +212,16 @@ class StateMerging:
 
     # What only Spark computes
 
-    def _choose_evaluator(self) -> Callable[[pa.Table], pa.Table] | None:
-        """What computes the arguments of aggregates over edges; None where DuckDB does."""
-        arguments = list_spark_arguments(self.epoch.spec)
-        if not arguments:
-            return None
-
-        def evaluate(rows: pa.Table) -> pa.Table:
-            """Let Spark SQL compute them, few rows at a time."""
-            columns = [f"{sql} AS {name}" for name, sql in arguments.items()]
-            found = []
-            for first in range(0, rows.num_rows, _EVALUATED_ROWS):
-                some = rows.slice(first, _EVALUATED_ROWS).combine_chunks()
-                frame = self.epoch.sessions.full.createDataFrame(some).coalesce(1)
-                found.append(frame.selectExpr("*", *columns).toArrow())
-            return pa.concat_tables(found)
-
-        return evaluate
+    def _merge_evaluated_edges(self, order: MergeOrder) -> list[MergeAnswer]:
+        """As `merge_edges_in_task`, with what Spark SQL computes of edges between two tasks."""
+        spec, tasks = self.epoch.spec, order.state.buckets
+        kinds, packed = list_edge_columns(spec), _pickle.dumps(order)
+        columns = (f"{sql} AS {name}" for name, sql in list_spark_arguments(spec).items())
+        body = partial(_select_rows, select_edges_in_task, packed, range(tasks), kinds)
+        paired = self.epoch.sessions.full.range(0, tasks, 1, tasks).mapInArrow(body, _ddl(kinds))
+        evaluated = paired.selectExpr("*", *columns)
+        answers = evaluated.mapInArrow(partial(_write_edges, packed), "data binary")
+        return [_pickle.loads(row.data) for row in answers.collect()]
 
     def _compute_sql_values(self, order: MergeOrder, buckets: Sequence[int]) -> pa.Table:
         """The aggregates in Spark SQL of the results that are due, beside the group columns.
@@ -235,10 +230,9 @@ class StateMerging:
         """
         spec, aggregation = self.epoch.spec, Aggregation(self.epoch.spec, order.name)
         kinds = _list_kept_columns(spec, aggregation)
-        ddl = ", ".join(f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
         session, tasks = self.epoch.sessions.full, len(buckets)
-        body = partial(_select_kept_rows, _pickle.dumps(order), buckets, kinds)
-        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, ddl)
+        body = partial(_select_rows, select_rows_in_task, _pickle.dumps(order), buckets, kinds)
+        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, _ddl(kinds))
         values = {f"_sql_{output}": sql for output, sql in aggregation.sql_aggregates.items()}
         found: pa.Table = group_rows(rows, aggregation.group_columns, values).toArrow()
         return found
@@ -249,6 +243,10 @@ def _list_kept_columns(spec: PipelineSpec, aggregation: Aggregation) -> dict[str
     keys = zip(aggregation.keys, aggregation.window.keys, strict=True)
     kinds = {**spec.columns, "_source": "string"}
     return {"_ws": "long", "_we": "long", **{own: kinds[key] for own, key in keys}, **kinds}
+
+
+def _ddl(kinds: dict[str, str]) -> str:
+    return ", ".join(f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
 
 
 def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
@@ -276,8 +274,9 @@ def _run_in_worker(
     yield from body(order, buckets)
 
 
-def _select_kept_rows(
-    order: bytes,
+def _select_rows(
+    select: Callable[[MergeOrder, int], pa.Table | None],
+    packed: bytes,
     buckets: Sequence[int],
     kinds: dict[str, str],
     batches: Iterator[pa.RecordBatch],
@@ -285,8 +284,20 @@ def _select_kept_rows(
     prepare_worker()
     schema = pa.schema({name: to_arrow_type(kind) for name, kind in kinds.items()})
     for place in [one for batch in batches for one in batch["id"].to_pylist()]:
-        rows = select_rows_in_task(_pickle.loads(order), buckets[place])
+        try:
+            rows = select(_pickle.loads(packed), buckets[place])
+        except TidegateError as error:
+            raise carry_error(error) from error
         if rows is not None:
             # Rows that were kept before a column was added have a null there.
             whole = conform_to_schema(rows, schema)
-            yield from whole.combine_chunks().to_batches(_EVALUATED_ROWS)
+            yield from whole.combine_chunks().to_batches(_BATCH_ROWS)
+
+
+def _write_edges(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    prepare_worker()
+    task, found = TaskContext.get(), list(batches)
+    assert task is not None  # noqa: S101 - the body of a task
+    rows = pa.Table.from_batches(found) if found else None
+    answer = write_edges_in_task(_pickle.loads(packed), task.partitionId(), rows)
+    yield pa.record_batch({"data": pa.array([_pickle.dumps(answer)], pa.binary())})

@@ -159,6 +159,19 @@ class Pair:
         self.released = max(marks, default=None)
         return moved[0], moved[1]
 
+    def run_alone(self, now: int, *, done: bool = False) -> MoveResult:
+        """One epoch of the Spark mover only, over everything that waits: the oracle has no Spark SQL."""
+        members = sorted({*self.waiting, *self.ordinals})
+        cut = Cut(tuple(self._slice(m, done=done, blocked=False) for m in members))
+        surveyed = self._survey("spark", cut)
+        decided = decide(self.spec, self.state, replace(surveyed.survey, now=now))
+        self.epoch += 1
+        moved = self._move("spark", surveyed, decided)
+        self.state = decided.after
+        for piece in cut.slices:
+            self._consume(piece)
+        return moved
+
     def compare(self, spark: MoveResult, reference: MoveResult) -> None:
         """The two did the same."""
         for table in {*spark.files, *reference.files}:

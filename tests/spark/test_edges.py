@@ -16,6 +16,7 @@ from tests.oracle.mover import OracleMover
 from tests.spark.agreement import COLUMNS, SECOND, Pair, Row, Side, spec_of
 from tests.spark.edge_cases import run_case
 from tidegate.checkpoints.manifest import FileRef
+from tidegate.jobs.engine.errors import FileUnreadableError
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -139,3 +140,44 @@ def test_under_another_spec_open_edges_go_on(session: SparkSession, tmp_path: Pa
     pair.run(2 * SECOND, done=True)
     assert [r for r in told(pair) if r[0] in "xy"] == [("x", 0, 1, 1), ("x", 10, 1, 1)]
     assert [(r["rows"], r["more"]) for r in pair.table("x")] == [(1, None), (2, None)]
+
+
+@pytest.mark.parametrize("most", [500_000, 2], ids=["one_task", "several"])
+def test_what_only_spark_computes_of_edges_is_computed_between_two_tasks(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Of those that ended, and of those that are open when a window closes."""
+    monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
+    found = []
+    for top in ("max(n)", "max(abs(n))", "sql(max(n))"):
+        window = {**WINDOW, "aggregates": {"rows": "count(*)", "top": top}}
+        folder = tmp_path / top
+        pair = Pair(spec_of({"a": MACHINES}, windows={"w": window}), session, folder)
+        pair.put("a", [edge(3, "start", number=7), edge(4, "start", "y"), edge(12, None, "z")])
+        pair.run_alone(0)
+        pair.put("a", [edge(25, "end", "y", 3), edge(31, None, "z", 5)])
+        pair.run_alone(SECOND)
+        pair.run_alone(2 * SECOND)  # nothing comes
+        pair.put("a", [edge(33, "end"), edge(95, None, "z")])
+        moved = pair.run_alone(3 * SECOND)
+        assert not any(ref.kind == "edges" for ref in moved.segments)
+        found.append(told(pair))
+    assert found[0] == found[1] == found[2]
+    assert [r for r in found[0] if r[0] == "x"] == [("x", start, 1, 7) for start in (0, 10, 20, 30)]
+
+
+def test_damaged_edges_are_named_also_between_two_tasks(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """By the error that the task has met, and not as a failure of Spark."""
+    window = {**WINDOW, "aggregates": {"rows": "count(*)", "top": "max(abs(n))"}}
+    pair = Pair(spec_of({"a": MACHINES}, windows={"w": window}), session, tmp_path)
+    pair.put("a", [edge(3, "start"), edge(12, None, "z")])
+    pair.run_alone(0)
+    (segment,) = (ref for ref in pair.sides["spark"].segments if ref.kind == "edges")
+    path = pair.store.local_path(segment.key)
+    assert path is not None
+    path.write_bytes(b"PAR1" + path.read_bytes()[4:-1] + b"x")
+    pair.put("a", [edge(25, "end")])
+    with pytest.raises(FileUnreadableError, match=segment.key):
+        pair.run_alone(SECOND)

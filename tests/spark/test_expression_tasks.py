@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import BrokenRuleError, CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.eventtime.decider import decide
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared, is_cast_proven
 from tidegate.jobs.spark import expression_tasks, late_sessions, python_tasks, task_epochs
@@ -174,13 +172,12 @@ def test_aggregates_of_spark_are_those_of_a_query(
     window = {"kind": "tumbling", "size": "10s", "keys": keys, "aggregates": SPARK_AGGREGATES}
     base = {"lag": "1000s"}
     pair = Pair(spec_of({"a": base, "b": base}, windows={"w": window}), session, tmp_path)
-    pair.sides["reference"] = pair.sides["spark"]  # the oracle has no Spark SQL
     draw = random.Random("aggregates")
     for epoch in range(3):
         put_rows(pair, draw, epoch)
-        move_alone(pair, epoch * SECOND)
+        pair.run_alone(epoch * SECOND)
     for _ in range(2):
-        move_alone(pair, 9000 * SECOND, done=True)
+        pair.run_alone(9000 * SECOND, done=True)
     calls = {
         name: call.removeprefix("sql(")[:-1] if call.startswith("sql(") else call
         for name, call in SPARK_AGGREGATES.items()
@@ -214,19 +211,6 @@ def test_aggregates_of_spark_are_those_of_a_query(
     ]
     assert same(*pairs), difference("w", *pairs)
     assert len(results) > 3
-
-
-def move_alone(pair: Pair, now: int, *, done: bool = False) -> None:
-    """An epoch of the Spark mover, over everything that waits."""
-    members = sorted({*pair.waiting, *pair.ordinals})
-    cut = Cut(tuple(pair._slice(m, done=done, blocked=False) for m in members))
-    surveyed = pair._survey("spark", cut)
-    decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=now))
-    pair.epoch += 1
-    pair._move("spark", surveyed, decision)
-    pair.state = decision.after
-    for piece in cut.slices:
-        pair._consume(piece)
 
 
 @pytest.mark.usefixtures("_only_expression_tasks")

@@ -13,14 +13,17 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from tidegate.errors import TransientError
+from tidegate.checkpoints.errors import STORE_UNAVAILABLE
+from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
     SparkSessions,
+    carry_error,
     detect_large_results,
     detect_lost_executors,
     extract_cause,
+    find_carried_error,
 )
 from tidegate.jobs.streams.reducers import Reducer
 
@@ -82,3 +85,14 @@ def test_results_beyond_the_bound_end_the_driver() -> None:
     assert found.code == "spark.results_too_large"
     assert "17.0 MiB" in str(found)
     assert detect_large_results("p", RuntimeError("no such tide")) is None
+
+
+def test_an_error_that_a_task_carries_is_found_again() -> None:
+    """Whatever Spark writes around it; one that is cut off is Spark's failure."""
+    away: TidegateError = STORE_UNAVAILABLE(uri="s3://b/p", cause="refused")
+    text = f"Job aborted: Traceback\n  File x\nRuntimeError: {carry_error(away)}\n\n\tat org.apache"
+    found = find_carried_error(PySparkException(text))
+    assert isinstance(found, TransientError)
+    assert (found.code, found.message) == (away.code, away.message)
+    assert find_carried_error(PySparkException(text[:90])) is None
+    assert find_carried_error(PySparkException("no such tide")) is None

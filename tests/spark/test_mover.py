@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,9 +13,6 @@ import pytest
 from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, spec_of, table_of
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.eventtime.decider import decide
-from tidegate.jobs.eventtime.decision_types import Member
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,31 +134,10 @@ def test_any_sql_aggregate_over_kept_rows(session: SparkSession, tmp_path: Path)
         },
     }
     pair = Pair(spec_of({"a": {"lag": "0"}}, windows={"w": window}), session, tmp_path)
-    pair.sides["reference"] = pair.sides["spark"]
-    mover = pair.spark
     for epoch, seconds in enumerate(((1, 2), (3, 12))):
         pair.put("a", [{"t": s * SECOND, "k": None, "v": float(s)} for s in seconds])
-        cut = Cut((pair._slice(Member("a"), done=False, blocked=False),))
-        surveyed = mover.survey(cut, pair.state, pair.folders("spark", epoch + 1))
-        decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=epoch))
-        pair.epoch += 1
-        pair._move("spark", surveyed, decision)
-        pair.state = decision.after
-        pair._consume(cut.slices[0])
+        pair.run_alone(epoch)
     assert [(row["middle"], row["pairs"], row["rows"]) for row in pair.table("w")] == [(2.0, 6, 3)]
-
-
-def move_alone(pair: Pair, now: int, *, done: bool = False) -> None:
-    """An epoch of the Spark mover over everything that waits; the oracle has no Spark SQL."""
-    members = sorted({*pair.waiting, *pair.ordinals})
-    cut = Cut(tuple(pair._slice(m, done=done, blocked=False) for m in members))
-    surveyed = pair._survey("spark", cut)
-    decision = decide(pair.spec, pair.state, replace(surveyed.survey, now=now))
-    pair.epoch += 1
-    pair._move("spark", surveyed, decision)
-    pair.state = decision.after
-    for piece in cut.slices:
-        pair._consume(piece)
 
 
 def test_rows_that_are_kept_lack_a_column_added_since(
@@ -172,14 +147,12 @@ def test_rows_that_are_kept_lack_a_column_added_since(
     window = {**TUMBLING, "aggregates": {"most": "sql(max(v))"}}
     schema = {name: kind for name, kind in COLUMNS.items() if name != "kind"}
     pair = Pair(spec_of({"a": {"schema": schema}}, windows={"w": window}), session, tmp_path)
-    pair.sides["reference"] = pair.sides["spark"]
     pair.put("a", [{"t": SECOND, "k": "x", "v": 0.5}])
-    move_alone(pair, 0)
+    pair.run_alone(0)
     wider = Pair(spec_of({"a": {}}, windows={"w": window}), session, tmp_path)
-    wider.sides["reference"] = wider.sides["spark"]
     wider.ordinals, wider.state, wider.epoch = pair.ordinals, pair.state, pair.epoch
     wider.sides["spark"].segments = pair.sides["spark"].segments
-    move_alone(wider, SECOND, done=True)
+    wider.run_alone(SECOND, done=True)
     assert [row["most"] for row in wider.table("w")] == [0.5]
 
 
@@ -192,14 +165,13 @@ def test_a_sum_of_decimals_that_overflows_ends_the_driver_by_name(
     window = {**TUMBLING, "aggregates": {"sum": "sum(d)"}}
     schema = {"t": "timestamp", "k": "string", "d": "decimal(38,0)"}
     pair = Pair(spec_of({"a": {"schema": schema}}, windows={"w": window}), session, tmp_path)
-    pair.sides["reference"] = pair.sides["spark"]
     times = pa.array([SECOND], pa.int64()).cast(TIMESTAMP)
     large = pa.array([Decimal("9" * 38)], pa.decimal128(38, 0))
     for _ in range(2):
         pair.put("a", pa.table({"t": times, "k": ["x"], "d": large}))
-        move_alone(pair, 0)
+        pair.run_alone(0)
     with pytest.raises(PoisonError) as ended:
-        move_alone(pair, SECOND, done=True)
+        pair.run_alone(SECOND, done=True)
     assert ended.value.code == "spark.failed"
 
 
