@@ -84,6 +84,15 @@ class Looks:
             raise ALERT_NOT_DELIVERED(pipeline="p", receiver=receiver, address="x", cause="500")
         self.sent.append("begin" if alert.until is None else "end")
 
+    def die_while_sending(self) -> None:
+        """A look that ends before it notes what it may have sent."""
+
+        def die(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            announce_incidents(self.log, make_spec("slack"), clock=self.clock, send=die)
+
     def look(self, after: float = 0.0, receiver: str = "slack") -> list[Delivery]:
         """Look once, some seconds later."""
         self.clock.advance(after)
@@ -169,12 +178,7 @@ def test_a_look_that_dies_holds_its_message_for_a_minute() -> None:
     """Its claim ends by itself."""
     looks = Looks()
     report(looks.store, "failed", error=BROKEN)
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=die)
+    looks.die_while_sending()
     assert looks.look(59) == []
     looks.look(2)
     assert looks.sent == ["begin"]
@@ -267,12 +271,7 @@ def test_what_a_dying_look_may_have_sent_ends_with_a_message(comes_back: bool) -
     """It sent the first message and ended before it noted that."""
     looks = Looks()
     report(looks.store, "failed", error=BROKEN)
-
-    def die(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        announce_incidents(looks.log, make_spec("slack"), clock=looks.clock, send=die)
+    looks.die_while_sending()
     report(looks.store, "running")
     looks.look(10)
     assert looks.look(110) == []

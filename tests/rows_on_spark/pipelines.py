@@ -116,6 +116,13 @@ def list_pipelines() -> list[Pipeline]:
     only_spark = build_default_fields("only_spark")
     for source in only_spark["sources"].values():
         source["where"] = "xxhash64(key) is not null"  # DuckDB has no such function
+    edges = build_default_fields("edges")
+    for source in edges["sources"].values():
+        own = {name: name for name in source["schema"]}
+        source["select"] = {**own, "kind": "cast(if(value > 0.5, 'start', 'end') as string)"}
+        source["edges"] = {"kind": "kind", "keys": ["key"]}
+    for window in edges["windows"].values():
+        window |= {"late_unit": "event", "aggregates": {"n": "count(*)", "top": "max(abs(value))"}}
     kept = build_default_fields("kept")
     for window in kept["windows"].values():
         window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
@@ -133,6 +140,7 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("default", build_default_fields("default"), many),
         Pipeline("streams", streams, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("only-spark", only_spark, many),
+        Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
     ]

@@ -294,6 +294,24 @@ def rows_of(draw: random.Random, around: int) -> list[Row]:
     return rows
 
 
+def feed_random_rows(pair: Pair, draw: random.Random, epochs: int) -> None:
+    """Run a pipeline to its end with disorder, silence, late rows and barriers."""
+    around = draw.choice([0, -50])
+    for epoch in range(epochs):
+        for source in "ab":
+            for partition in draw.choice([["0"], ["0", "1"]]):
+                if draw.random() < 0.85:
+                    pair.put(source, rows_of(draw, around), partition)
+        pair.run(epoch * SECOND)
+        around += draw.choice([5, 10, 10, 25])
+    for drain in range(1, 20):  # a barrier that the others never meet is closed by its timeout
+        if not any(pair.waiting.values()):
+            break
+        pair.run(drain * 10 * SECOND)
+    assert not any(pair.waiting.values())
+    pair.run(300 * SECOND, done=True)
+
+
 def table_of(rows: list[Row]) -> pa.Table:
     """Rows with ticks as times, as an Arrow table of the declared types."""
     columns = {f.name: [row.get(f.name) for row in rows] for f in _ARROW}

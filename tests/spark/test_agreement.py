@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.scheduling import sample_in_ci
-from tests.spark.agreement import SECOND, Pair, rows_of, spec_of
+from tests.spark.agreement import Pair, feed_random_rows, spec_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,17 +125,4 @@ def run_case(session: SparkSession, tmp_path: Path, seed: int, epochs: int = 4) 
         session,
         tmp_path,
     )
-    around = draw.choice([0, -50])
-    for epoch in range(epochs):
-        for source in "ab":
-            for partition in draw.choice([["0"], ["0", "1"]]):
-                if draw.random() < 0.85:
-                    pair.put(source, rows_of(draw, around), partition)
-        pair.run(epoch * SECOND)
-        around += draw.choice([5, 10, 10, 25])
-    for drain in range(1, 20):  # a barrier that the others never meet is closed by its timeout
-        if not any(pair.waiting.values()):
-            break
-        pair.run(drain * 10 * SECOND)
-    assert not any(pair.waiting.values())
-    pair.run(300 * SECOND, done=True)
+    feed_random_rows(pair, draw, epochs)

@@ -14,7 +14,16 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.scheduling import sample_in_ci
-from tests.spark.agreement import COLUMNS, SECOND, TIMESTAMP, Pair, rows_of, spec_of, table_of
+from tests.spark.agreement import (
+    COLUMNS,
+    SECOND,
+    TIMESTAMP,
+    Pair,
+    feed_random_rows,
+    rows_of,
+    spec_of,
+    table_of,
+)
 from tidegate.checkpoints.row_counts import TARDY
 from tidegate.jobs.engine.arrow_tables import _has_checksum
 from tidegate.jobs.engine.errors import FileUnreadableError
@@ -117,23 +126,6 @@ def draw_spec(draw: random.Random) -> Any:
     )
 
 
-def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
-    """Disorder, silence, late rows and barriers."""
-    around = draw.choice([0, -50])
-    for epoch in range(epochs):
-        for source in "ab":
-            for partition in draw.choice([["0"], ["0", "1"]]):
-                if draw.random() < 0.85:
-                    pair.put(source, rows_of(draw, around), partition)
-        pair.run(epoch * SECOND)
-        around += draw.choice([5, 10, 10, 25])
-    for drain in range(1, 20):
-        if not any(pair.waiting.values()):
-            break
-        pair.run(drain * 10 * SECOND)
-    pair.run(300 * SECOND, done=True)
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("most", [500_000, 3], ids=["driver", "tasks"])
 @pytest.mark.parametrize("seed", sample_in_ci(range(CASES), 3))
@@ -149,7 +141,7 @@ def test_outputs_are_those_of_the_oracle(
         monkeypatch.setattr("tidegate.jobs.rows.window_merges.MANY_SEGMENTS", 3)
     draw = random.Random(seed)
     pair = open_pair(draw_spec(draw), tmp_path)
-    feed(pair, draw, epochs=8)
+    feed_random_rows(pair, draw, epochs=8)
 
 
 @pytest.mark.parametrize("seed", sample_in_ci(range(3), 1))
