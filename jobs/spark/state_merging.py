@@ -218,7 +218,9 @@ class StateMerging:
         kinds, packed = list_edge_columns(spec), _pickle.dumps(order)
         columns = (f"{sql} AS {name}" for name, sql in list_spark_arguments(spec).items())
         body = partial(_select_rows, select_edges_in_task, packed, range(tasks), kinds)
-        paired = self.epoch.sessions.full.range(0, tasks, 1, tasks).mapInArrow(body, _ddl(kinds))
+        paired = self.epoch.sessions.full.range(0, tasks, 1, tasks).mapInArrow(
+            body, _format_ddl(kinds)
+        )
         evaluated = paired.selectExpr("*", *columns)
         answers = evaluated.mapInArrow(partial(_write_edges, packed), "data binary")
         return [_pickle.loads(row.data) for row in answers.collect()]
@@ -232,7 +234,7 @@ class StateMerging:
         kinds = _list_kept_columns(spec, aggregation)
         session, tasks = self.epoch.sessions.full, len(buckets)
         body = partial(_select_rows, select_rows_in_task, _pickle.dumps(order), buckets, kinds)
-        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, _ddl(kinds))
+        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, _format_ddl(kinds))
         values = {f"_sql_{output}": sql for output, sql in aggregation.sql_aggregates.items()}
         found: pa.Table = group_rows(rows, aggregation.group_columns, values).toArrow()
         return found
@@ -245,7 +247,7 @@ def _list_kept_columns(spec: PipelineSpec, aggregation: Aggregation) -> dict[str
     return {"_ws": "long", "_we": "long", **{own: kinds[key] for own, key in keys}, **kinds}
 
 
-def _ddl(kinds: dict[str, str]) -> str:
+def _format_ddl(kinds: dict[str, str]) -> str:
     return ", ".join(f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
 
 
