@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-import urllib3
-
 from tidegate.jobs.spec.operations import AlertSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
@@ -94,6 +92,8 @@ def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:
         ConfigurationError: the variable with the address or key is not set.
         TransientError: the receiver did not take it.
     """
+    import urllib3  # not at the top: Airflow imports this module for every DAG file that it parses
+
     reference = given.receivers[receiver]
     secret = resolve_environment_value(f"supervision.alerts.{receiver}", reference, os.environ)
     url, body = _BUILDERS[receiver](secret, alert, given)

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from tidegate.json_types import JsonObject, read_data_file
+from tidegate.json_types import JsonObject
 
 from .errors import ENVIRONMENT_UNKNOWN
-from .field_rules import find_field_rule
+from .field_rules import SPEC_CHANGES, find_field_rule
 
 ENVIRONMENT_VARIABLE: Final = "TIDEGATE_ENV"
 """Names the environment of a deployment, for commands, DAGs and drivers."""
 Location = tuple[int | str, ...]
-_TABLE: Final = read_data_file(__package__, "spec_changes.toml")["environments"]
+_TABLE: Final = SPEC_CHANGES["environments"]
 _NAMED_BY_USERS: Final = ("sources", "windows", "streams", "pipes", "reducers")
 _NOTHING: Final = object()
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 
-from tidegate.json_types import read_data_file
+from tidegate.json_types import JsonObject, read_data_file
 
 from .job_spec import JobSpec
 from .pipeline import PipelineSpec
 
-_TABLE = read_data_file(__package__, "spec_changes.toml")
+SPEC_CHANGES: Final[JsonObject] = read_data_file(__package__, "spec_changes.toml")
 
 
 class ChangeEffect(StrEnum):
@@ -64,12 +64,12 @@ class FieldRule:
 
 RULES: Final = {
     name: FieldRule(name, ChangeEffect(rule["effect"]), RuleCondition(rule["when"]), rule["why"])
-    for name, rule in _TABLE["rules"].items()
+    for name, rule in SPEC_CHANGES["rules"].items()
 }
 """Name and rule."""
 FIELDS: Final[dict[type[BaseModel], dict[str, str]]] = {
-    PipelineSpec: _TABLE["fields"]["pipeline"],
-    JobSpec: _TABLE["fields"]["job"],
+    PipelineSpec: SPEC_CHANGES["fields"]["pipeline"],
+    JobSpec: SPEC_CHANGES["fields"]["job"],
 }
 """Model of a spec -> field or section -> name of its rule."""
 
