@@ -37,6 +37,7 @@ from tidegate.jobs.rows.event_files import (
     FileAnswer,
     RangesOrder,
     cut_rows,
+    write_share,
     write_targets,
     write_unit_events,
 )
@@ -142,24 +143,23 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
-    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    """Write rows in order: each target by a task of its own, or by the tasks that share them."""
     context = prepare_context(sessions.full)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
-    if not shuffle:
-        write: Callable[..., Any] = partial(_release_rows, order)
-        return _collect_files(order, rows.coalesce(1).mapPartitionsWithIndex(write))
+    if order.shares:
+        write: Callable[..., Any] = partial(_write_share, order)
+        shares = context.union([rows.coalesce(1)] * order.shares)
+        return _collect_files(order, shares.mapPartitionsWithIndex(write))
     shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
     ranges = shipped.partitionBy(order.firsts[-1], int)
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
-def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
-    """How many tasks cut rows of a release; `segments` are those that it reads."""
-    if not shuffle:
-        return 1
-    return max(segments, 1) if kept is None else kept.units
+def count_tasks(session: SparkSession) -> int | None:
+    """How many tasks run at a time; None: Spark Connect does not say."""
+    return session.sparkContext.defaultParallelism if hasattr(session, "sparkContext") else None
 
 
 def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
@@ -186,10 +186,9 @@ def log_files(
     job: str, folders: AttemptFolders, answers: Sequence[FileAnswer], written_by: int = 1
 ) -> None:
     """Log the tasks of a job, which have written files."""
-    tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
-    if written_by < len(tasks):  # one task has written all files
-        sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
-        tasks = [tasks[0] | sums]
+    written_by = min(written_by, len(answers))
+    # Of fewer tasks than files each has written its share (`write_share`).
+    tasks = [_describe_writer(task, answers[task::written_by]) for task in range(written_by)]
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
@@ -285,14 +284,16 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
     }
 
 
-def _describe_file(number: int, answer: FileAnswer) -> dict[str, Any]:
+def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
+    """Return what the log says of a task that has written these files."""
+    files = [answer.file for answer in answers if answer.file is not None]
     return {
-        "task": number,
-        "rows": answer.file.rows if answer.file else 0,
-        "bytes": answer.file.bytes if answer.file else 0,
-        "pid": answer.pid,
-        "parent": answer.parent,
-        "cpu": round(answer.cpu, 6),
+        "task": task,
+        "rows": sum(file.rows for file in files),
+        "bytes": sum(file.bytes for file in files),
+        "pid": answers[0].pid,
+        "parent": answers[0].parent,
+        "cpu": round(sum(answer.cpu for answer in answers), 6),
     }
 
 
@@ -373,11 +374,11 @@ def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAn
     yield from write_targets(order, shipped)
 
 
-def _release_rows(
-    order: RangesOrder, task: int, pieces: Iterator[KeptPiece]
+def _write_share(
+    order: RangesOrder, share: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
     prepare_worker()
-    yield from write_targets(order, cut_rows(order, task, pieces))
+    yield from write_share(order, share, pieces)
 
 
 def build_events_in_task(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
