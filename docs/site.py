@@ -1,7 +1,7 @@
 """``make site``: builds the documents as a site, which needs neither a network nor a server.
 
-The pages are those of the repository, in the parts of `docs/site.toml`. A link to a file that is no
-page leads to a copy of it; one to a folder without a page becomes its name.
+The pages are those of the repository, in the parts of `docs/site.toml`. A link to another
+file leads to a copy of it; one to a folder without a page becomes its name.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def list_modules() -> list[Path]:
 
 
 def test_each_variable_that_the_code_names_is_on_the_page() -> None:
-    """A variable that nobody can look up is found by chance."""
+    """A variable that no page names is found by chance."""
     page = _PAGE.read_text("utf-8")
     named = {name for file in list_modules() for name in _VARIABLE.findall(file.read_text("utf-8"))}
     assert {"TIDEGATE_STORE", "OPENLINEAGE_URL", "JAVA_HOME"} <= named
