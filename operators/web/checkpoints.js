@@ -47,7 +47,7 @@ export function checkpointPanel(pipeline, stream) {
     return h("span", {class: tone}, mark(tone), v.verdict === "healthy" ? "whole" : v.verdict, v.at ? h("span", {class: "soft"}, ", ", ago(v.at)) : null);
   }
   /** The first eight digits of the spec's digest; where it changed, the fields that did. */
-  const spec = r => r.spec ? h("span", {}, h("code", {title: r.spec}, r.spec.slice(0, 8)), r.changed ? h("details", {class: "changed"}, h("summary", {}, "changed"), h("span", {class: "small"}, r.changed)) : null) : "–";
+  const spec = r => r.spec ? h("span", {}, h("span", {title: r.spec, class: "num nowrap"}, r.spec.slice(0, 8)), r.changed ? h("details", {class: "changed"}, h("summary", {}, "changed"), h("span", {class: "small"}, r.changed)) : null) : "–";
   function judged(r, quality) {
     if (r.healthy === null) return h("span", {class: "soft"}, "not judged");
     const tone = r.healthy ? "good" : "bad";
