@@ -12,6 +12,7 @@ addresses.
 
 import json
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,14 +43,25 @@ from .stack_state import (
 _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
+_OWN_DAGS = Path(__file__).resolve().parents[1] / "dags"
+"""The DAG files: of the checkout with its specs, of an installed wheel without any."""
+
+
 def find_default_dags() -> Path:
     """Return `dags/` of the current folder, else of the checkout this code runs from.
 
     If neither exists, the former.
     """
-    own = Path(__file__).resolve().parents[1] / "dags"
     here = Path.cwd() / "dags"
-    return own if own.is_dir() and not here.is_dir() else here
+    is_checkout = (_OWN_DAGS / "pipelines").is_dir()
+    return _OWN_DAGS if is_checkout and not here.is_dir() else here
+
+
+def make_dags_folder(folder: Path) -> None:
+    """Make a folder of DAGs with the files that build them, and a folder for specs in it."""
+    (folder / "pipelines").mkdir(parents=True)
+    for file in _OWN_DAGS.glob("tidegate_*.py"):
+        shutil.copyfile(file, folder / file.name)
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,15 @@ def start_stack(
 ) -> None:
     """Start MinIO and Airflow on this machine and leave them running.
 
+    Where there is no folder of DAGs, it is made.
     A second call starts only the processes that have ended, or all of Airflow if its settings have
     changed, such as the receiver of alerts.
     """
+    from tidegate.infra.local_stack import find_default_dags, make_dags_folder
+
+    if dags is None and not find_default_dags().is_dir():
+        make_dags_folder(find_default_dags())
+        _print_progress("made the folder dags; put specs into dags/pipelines")
     # Progress goes to standard error, so that --json has standard output to itself.
     stack = _configure_stack(home, dags, alerts).up(_print_progress)
     data = {

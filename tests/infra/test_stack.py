@@ -25,7 +25,7 @@ from tidegate.infra.airflow_processes import (
     build_process_environment,
 )
 from tidegate.infra.local_processes import ProcessId, is_process_alive, read_start_ticks
-from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.infra.local_stack import Stack, StackSettings, make_dags_folder
 from tidegate.infra.stack_state import StackSecrets, StackState
 
 
@@ -135,6 +135,14 @@ def test_a_missing_dags_folder_is_reported_before_anything_starts(tmp_path: Path
     with pytest.raises(ConfigurationError, match="no DAGs folder"):
         stack.up(lambda _: None)
     assert not (tmp_path / "home").exists()
+
+
+def test_a_folder_of_dags_is_made_where_there_is_none(tmp_path: Path) -> None:
+    """With the files that build DAGs, and a place for specs; so the package alone is enough."""
+    make_dags_folder(tmp_path / "dags")
+    files = sorted(path.name for path in (tmp_path / "dags").iterdir())
+    assert files == ["pipelines", "tidegate_dags.py", "tidegate_specs.py"]
+    assert "build_dags(" in (tmp_path / "dags" / "tidegate_dags.py").read_text()
 
 
 def test_a_stack_takes_a_receiver_of_alerts(
