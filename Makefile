@@ -295,7 +295,7 @@ docs: venv ## write the reference pages (options, errors, alerts, output) again 
 	$(BIN)/python docs/generate.py
 
 .PHONY: site
-site: venv ## build the documents as a site in build/docs/site, with search and a dark mode, which needs no network
+site: venv ## build the documents as a site in build/docs/site, with search and a dark mode, which needs no network; takes the pictures of the Streams page (chromium)
 	$(BIN)/python -m docs.site
 
 .PHONY: wheel

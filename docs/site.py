@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,8 +28,12 @@ def list_pages() -> list[Path]:
     return pages + sorted((ROOT / "docs").rglob("*.md"))
 
 
-def build_site(work: Path) -> Path:
+def build_site(work: Path, take_pictures: Callable[[Path], None] = lambda _: None) -> Path:
     """Build the site below a folder, whose content is deleted; return the folder of the site.
+
+    Args:
+        work: the folder.
+        take_pictures: puts new pictures into a folder that has those of the repository.
 
     Raises:
         CalledProcessError: a link of a page leads nowhere.
@@ -36,6 +41,7 @@ def build_site(work: Path) -> Path:
     shutil.rmtree(work, ignore_errors=True)
     for page in list_pages():
         _copy_page(page, work / "pages")
+    take_pictures(work / "pages/docs/images")
     shutil.copyfile(SETTINGS, work / "zensical.toml")
     zensical = Path(sys.executable).with_name("zensical")
     subprocess.run([zensical, "build", "--strict"], cwd=work, check=True)
@@ -71,4 +77,7 @@ def _resolve_link(link: re.Match[str], page: Path, target: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build_site(ROOT / 'build/docs')}/index.html\n")
+    from docs.screenshots import take_made_up_streams  # needs the packages of the tests
+
+    pictures = take_made_up_streams if shutil.which("chromium") else lambda _: None
+    sys.stdout.write(f"{build_site(ROOT / 'build/docs', pictures)}/index.html\n")
