@@ -74,7 +74,7 @@ changes: venv ## each field of a spec and each row of the table of changes, depl
 	$(BIN)/python -m tests.spec.change_matrix
 
 .PHONY: team
-team: venv java warm ## follows docs/how-to on a real Spark, MinIO and cluster; ends with "N of 12", of which one has no page yet, so it exits with 1 (ARGS=back-up.md)
+team: venv java warm ## follows docs/how-to and the tutorial on a real Spark, MinIO and cluster; ends with "N of 12" (ARGS=back-up.md)
 	$(BIN)/python -m tests.team $(ARGS)
 
 .PHONY: quality-proof
@@ -293,6 +293,10 @@ warm: venv java # Spark's classes, archived once: every driver of the demo and t
 .PHONY: docs
 docs: venv ## write the reference pages (options, errors, alerts, output) again from the code
 	$(BIN)/python docs/generate.py
+
+.PHONY: site
+site: venv ## build the documents as a site in build/docs/site, with search and a dark mode, which needs no network; takes the pictures of the Streams page (chromium)
+	$(BIN)/python -m docs.site
 
 .PHONY: wheel
 wheel: venv ## build the wheel into dist/

@@ -21,7 +21,8 @@ _ROOT_FILES = (
     "time_units.py",
     "py.typed",
 )
-_ALSO = {f"tidegate/{name}" for name in _ROOT_FILES}
+_DAG_FILES = ("dags/tidegate_dags.py", "dags/tidegate_specs.py")
+_ALSO = {f"tidegate/{name}" for name in (*_ROOT_FILES, *_DAG_FILES)}
 _METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt"}
 
 

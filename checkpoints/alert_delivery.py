@@ -14,12 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.operations import AlertSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
 from tidegate.json_types import JsonObject
 
 from .canonical_json import sha256_of_bytes
-from .errors import ALERT_NOT_DELIVERED
+from .errors import ALERT_NOT_DELIVERED, ALERTS_MALFORMED
+
+ALERTS_VARIABLE = "TIDEGATE_ALERTS"
+"""JSON of the alerts of pipelines whose spec has none."""
 
 _CONNECT_LIMIT, _READ_LIMIT = 3.0, 5.0  # seconds
 _LONGEST_SUMMARY = 1024  # characters that PagerDuty takes
@@ -78,6 +84,21 @@ class Alert:
             "owner": self.owner,
         }
         return {name: text for name, text in lines.items() if text}
+
+
+def find_alerts(spec: SupervisedSpec) -> AlertSpec | None:
+    """Return the alerts of a spec, else those of the deployment; None without either.
+
+    Raises:
+        ConfigurationError: those of the deployment are not JSON of alerts.
+    """
+    given = os.environ.get(ALERTS_VARIABLE)
+    if spec.supervision.alerts or not given:
+        return spec.supervision.alerts
+    try:
+        return AlertSpec.model_validate_json(given)
+    except ValidationError as error:
+        raise ALERTS_MALFORMED(variable=ALERTS_VARIABLE) from error
 
 
 def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:

@@ -12,13 +12,13 @@ Until a driver has had its first round there is no current copy, and drivers run
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from pydantic import Field, ValidationError
 
 from tidegate.errors import PoisonError, TidegateError
-from tidegate.jobs.spec.event_time_options import OmittedIfNone
+from tidegate.jobs.spec.event_time_options import OmittedIfEmpty, OmittedIfNone
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spec_differences import FieldDifference, list_differences
@@ -36,7 +36,8 @@ MOST_ATTEMPTS = 3
 """Drivers that may end without a word, such as by a kill, before a deploy counts as failed."""
 
 
-_MOST_CHANGES = 10  # that a warning lists
+_MOST_CHANGES = 10  # that a text lists
+_MOST_PAST = 20  # deploys that are remembered
 
 
 class SpecCopy(BucketRecord):
@@ -93,12 +94,14 @@ class DeployedDocument(SharedDocument):
         trying: a newer copy, with which no driver has had its first round yet.
         attempts: how many drivers have begun with it.
         failed: the newest deploy, if it failed.
+        past: what drivers ran before, newest first.
     """
 
     current: OmittedIfNone[Deploy] = None
     trying: OmittedIfNone[Deploy] = None
     attempts: int = 0
     failed: OmittedIfNone[FailedDeploy] = None
+    past: OmittedIfEmpty[tuple[Deploy, ...]] = ()
 
     @property
     def wanted(self) -> Deploy | None:
@@ -197,7 +200,9 @@ def confirm_deploy(
         if is_wanted and wanted == before.current:
             return before
         change = {"current": deploy, "trying": None, "attempts": 0, "failed": None}
-        return before.model_copy(update=change)
+        earlier = (before.current,) if before.current is not None else ()
+        past = (*earlier, *before.past)[:_MOST_PAST]
+        return before.model_copy(update={**change, "past": past})
 
     return _change_deployed(store, pipeline, apply_confirmation)
 
@@ -242,12 +247,27 @@ def list_deploy_warnings(
             copy = read_copy(store, pipeline, deployed.wanted.digest)
         except PoisonError as error:
             return [*found, error.message]
-        changes = [str(one) for one in compare_with_copy(copy, file, code)]
+        changes = compare_with_copy(copy, file, code)
         if changes:
-            listed = "; ".join(changes[:_MOST_CHANGES])
-            more = f"; {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
-            found.append(f"the file waits for tidegate deploy; it differs in {listed}{more}")
+            differs = list_changes(changes)
+            found.append(f"the file waits for tidegate deploy; it differs in {differs}")
     return found
+
+
+def list_changes(changes: Sequence[FieldDifference]) -> str:
+    """Return a text of at most ten differences."""
+    more = len(changes) - _MOST_CHANGES
+    listed = [str(one) for one in changes[:_MOST_CHANGES]]
+    return "; ".join([*listed, *([f"{more} more"] if more > 0 else [])])
+
+
+def describe_deploy_change(store: Store, pipeline: str, before: Deploy, after: Deploy) -> str:
+    """Return in what a deploy differs from the one before it; empty if a copy cannot be read."""
+    try:
+        old, new = (read_copy(store, pipeline, one.digest) for one in (before, after))
+    except PoisonError:
+        return ""
+    return list_changes(compare_with_copy(old, new.parse_spec(), new.code))
 
 
 def fill_secrets(copy: SpecCopy, file: SupervisedSpec | None) -> SupervisedSpec:

@@ -1,9 +1,10 @@
 """Take the pictures of the docs in headless Chromium.
 
-Usage, in the project's folder:
+`make site` takes those of the Streams page for the site. Usage, in the project's folder:
     python -m docs.screenshots                  the Streams page, from streams made up for the
-    tests; needs no server python -m docs.screenshots STACK_FOLDER     the same page within Airflow,
-    from a running stack, for example .tidegate/demo
+                                                tests; needs no server
+    python -m docs.screenshots STACK_FOLDER     the same page within Airflow, from a running stack,
+                                                for example .tidegate/demo
 """
 
 import json
@@ -15,7 +16,7 @@ from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from tidegate.infra.local_stack import Stack, StackSettings
 
@@ -29,7 +30,19 @@ BROWSER_FLAGS = [
 ]
 
 
-def shoot_made_up_streams(browser: Browser) -> None:
+def take_made_up_streams(images: Path) -> None:
+    """Take the pictures of the Streams page: list, stream by day and night, restore form, phone."""
+    with sync_playwright() as tools, open_chromium(tools) as browser:
+        shoot_made_up_streams(browser, images)
+
+
+def open_chromium(tools: Playwright) -> Browser:
+    """Start the Chromium of this machine."""
+    path = shutil.which("chromium")
+    return tools.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
+
+
+def shoot_made_up_streams(browser: Browser, images: Path) -> None:
     """The list, one stream by day and by night, the restore form, a phone."""
     from tests.operators.history import GALLERY, gallery
     from tests.operators.pages import FakeAirflowQueries, app_of, served
@@ -38,12 +51,18 @@ def shoot_made_up_streams(browser: Browser) -> None:
     store = MemoryStore()
     gallery(store)
     with served(app_of(FakeAirflowQueries(GALLERY, store, paused=["orders"]))) as url:
-        save_screenshot(browser, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
+        save_screenshot(browser, images, "streams", f"{url}/page", "tr[data-pipeline]", height=560)
         save_screenshot(
-            browser, "streams-page", f"{url}/page#/flights", "#checkpoints tbody tr", height=1230
+            browser,
+            images,
+            "streams-page",
+            f"{url}/page#/flights",
+            "#checkpoints tbody tr",
+            height=1230,
         )
         save_screenshot(
             browser,
+            images,
             "streams-page-dark",
             f"{url}/page#/flights",
             "#checkpoints tbody tr",
@@ -51,6 +70,7 @@ def shoot_made_up_streams(browser: Browser) -> None:
         )
         save_screenshot(
             browser,
+            images,
             "streams-checkpoints",
             f"{url}/page#/flights/checkpoints",
             "#checkpoints tbody tr",
@@ -58,6 +78,7 @@ def shoot_made_up_streams(browser: Browser) -> None:
         )
         save_screenshot(
             browser,
+            images,
             "streams-restore",
             f"{url}/page#/flights",
             "#checkpoints tbody tr",
@@ -66,6 +87,7 @@ def shoot_made_up_streams(browser: Browser) -> None:
         )
         save_screenshot(
             browser,
+            images,
             "streams-phone",
             f"{url}/page#/flights",
             "#checkpoints tbody tr",
@@ -93,6 +115,7 @@ def shoot_within_airflow(browser: Browser, home: Path) -> None:
     cookie = {"name": "_token", "value": token, "url": stack.airflow_url}
     save_screenshot(
         browser,
+        IMAGES,
         "streams-in-airflow",
         f"{stack.airflow_url}/plugin/streams",
         "iframe",
@@ -102,6 +125,7 @@ def shoot_within_airflow(browser: Browser, home: Path) -> None:
 
 def save_screenshot(
     browser: Browser,
+    images: Path,
     name: str,
     url: str,
     ready: str,
@@ -125,19 +149,18 @@ def save_screenshot(
     page.wait_for_timeout(2000)
     found = Image.open(BytesIO(page.screenshot())).convert("RGB")
     found.quantize(256, dither=Image.Dither.NONE).save(
-        IMAGES / f"{name}.png", optimize=True
+        images / f"{name}.png", optimize=True
     )  # a third of the size
     context.close()
 
 
 def main(stack: Path | None) -> None:
     """Take them."""
-    with sync_playwright() as tools:
-        browser = tools.chromium.launch(
-            executable_path=shutil.which("chromium"), args=BROWSER_FLAGS
-        )
-        shoot_made_up_streams(browser) if stack is None else shoot_within_airflow(browser, stack)
-        browser.close()
+    if stack is None:
+        take_made_up_streams(IMAGES)
+        return
+    with sync_playwright() as tools, open_chromium(tools) as browser:
+        shoot_within_airflow(browser, stack)
 
 
 if __name__ == "__main__":

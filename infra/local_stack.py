@@ -10,12 +10,17 @@
 addresses.
 """
 
+import json
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidegate.checkpoints.alert_delivery import ALERTS_VARIABLE
+
 from . import airflow_processes
 from .airflow_processes import AirflowApi, AirflowProcesses, list_unhealthy_components
-from .errors import NO_DAGS_FOLDER, STACK_NEVER_UP
+from .errors import NO_ALERT_VARIABLE, NO_DAGS_FOLDER, STACK_NEVER_UP
 from .local_processes import (
     choose_free_port,
     find_processes_with,
@@ -38,14 +43,25 @@ from .stack_state import (
 _DRIVER_GRACE = 20.0  # a driver seals its epoch before it ends
 
 
+_OWN_DAGS = Path(__file__).resolve().parents[1] / "dags"
+"""The DAG files: of the checkout with its specs, of an installed wheel without any."""
+
+
 def find_default_dags() -> Path:
     """Return `dags/` of the current folder, else of the checkout this code runs from.
 
     If neither exists, the former.
     """
-    own = Path(__file__).resolve().parents[1] / "dags"
     here = Path.cwd() / "dags"
-    return own if own.is_dir() and not here.is_dir() else here
+    is_checkout = (_OWN_DAGS / "pipelines").is_dir()
+    return _OWN_DAGS if is_checkout and not here.is_dir() else here
+
+
+def make_dags_folder(folder: Path) -> None:
+    """Make a folder of DAGs with the files that build them, and a folder for specs in it."""
+    (folder / "pipelines").mkdir(parents=True)
+    for file in _OWN_DAGS.glob("tidegate_*.py"):
+        shutil.copyfile(file, folder / file.name)
 
 
 @dataclass(frozen=True)
@@ -57,12 +73,14 @@ class StackSettings:
         dags: folder Airflow parses.
         pipelines: folder of pipeline specs; default: `pipelines` in the DAGs folder.
         bucket: name of the bucket.
+        alerts: receiver and variable of the alerts of pipelines whose spec has none.
     """
 
     home: Path = field(default_factory=lambda: Path.cwd() / ".tidegate")
     dags: Path = field(default_factory=find_default_dags)
     pipelines: Path | None = None
     bucket: str = "tidegate"
+    alerts: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,10 +119,12 @@ class Stack:
 
         Raises:
             TransientError: a process ended or was not healthy in time; the message names its log.
-            ConfigurationError: the DAGs folder does not exist, or the stack's files are damaged.
+            ConfigurationError: the DAGs folder does not exist, the variable of the alerts is not
+                set, or the stack's files are damaged.
         """
         if not self.settings.dags.is_dir():
             raise NO_DAGS_FOLDER(folder=self.settings.dags)
+        self._read_alert_secret()  # before anything starts
         say = add_times(progress)
         with lock_stack(self.home / "stack.lock"):
             self._start_minio(say)
@@ -212,7 +232,23 @@ class Stack:
         settings = airflow_processes.build_airflow_settings(
             self.home / "airflow", dags, self._read_port("airflow"), self._secrets
         )
-        return settings | self.environment() | {"TIDEGATE_STACK_ID": self._state.stack_id}
+        own = {"TIDEGATE_STACK_ID": self._state.stack_id, **self._build_alert_settings()}
+        return settings | self.environment() | own
+
+    def _build_alert_settings(self) -> dict[str, str]:
+        if self.settings.alerts is None:
+            return {}
+        receiver, variable = self.settings.alerts
+        alerts = {receiver: f"env:{variable}", "page": self.airflow_url}
+        return {ALERTS_VARIABLE: json.dumps(alerts), variable: self._read_alert_secret()}
+
+    def _read_alert_secret(self) -> str:
+        if self.settings.alerts is None:
+            return ""
+        receiver, variable = self.settings.alerts
+        if variable not in os.environ:
+            raise NO_ALERT_VARIABLE(receiver=receiver, variable=variable)
+        return os.environ[variable]
 
     def airflow_api(self, user: str = "admin") -> AirflowApi:
         """Return a client of Airflow's API for `admin`, `olga`, `uwe` or `vic`.

@@ -276,6 +276,28 @@ def build_epoch_point(manifest: Manifest) -> JsonObject:
     }
 
 
+def describe_checkpoint_epoch(
+    epochs: Sequence[JsonView | None],
+    nth: int,
+    describe_spec_change: Callable[[str, str], str],
+) -> JsonObject:
+    """Return what the table of checkpoints has of an epoch beside the index.
+
+    `changed` is in what its spec differs from that of the epoch before it, if it does.
+
+    Args:
+        epochs: those of the page, newest first, as `build_epoch_point` returns them.
+        nth: the one to describe.
+        describe_spec_change: as for `list_driver_events`.
+    """
+    epoch = epochs[nth]
+    if epoch is None:
+        return {"dead": None, "spec": None, "changed": None}
+    earlier = next((one["spec"] for one in epochs[nth + 1 :] if one is not None), epoch["spec"])
+    changed = describe_spec_change(earlier, epoch["spec"]) if earlier != epoch["spec"] else None
+    return {"dead": epoch["dead"], "spec": epoch["spec"], "changed": changed}
+
+
 def describe_restore(fork: ForkRecord) -> JsonObject:
     """Return who went back to which checkpoint, and why."""
     names = {"timeline", "slot", "new_timeline", "fork_slot", "who", "why", "recover_to", "at"}
@@ -525,7 +547,9 @@ _DRIVERS_SHOWN = 20
 
 
 def list_driver_events(
-    newest: JsonView | None, read_epoch: Callable[[int], JsonView | None]
+    newest: JsonView | None,
+    read_epoch: Callable[[int], JsonView | None],
+    describe_spec_change: Callable[[str, str], str],
 ) -> Iterator[JsonObject]:
     """Yield each driver's first epoch, newest first, and whether it came with another spec.
 
@@ -536,6 +560,7 @@ def list_driver_events(
     Args:
         newest: the newest epoch, as `build_epoch_point` returns it; None before the first.
         read_epoch: returns the epoch in a slot of the lineage; None if it is retired.
+        describe_spec_change: says in what a spec differs from an earlier one, by their digests.
     """
     for _ in range(_DRIVERS_SHOWN):
         if newest is None:
@@ -548,7 +573,7 @@ def list_driver_events(
             did = f"took over from {before['token']}, {gap}"
         yield {**event, "kind": "driver", "says": f"the driver with token {first['token']} {did}"}
         if before is not None and first["spec"] != before["spec"]:
-            says = f"the spec changed from {before['spec'][:8]} to {first['spec'][:8]}"
+            says = f"the spec changed: {describe_spec_change(before['spec'], first['spec'])}"
             yield {**event, "kind": "spec", "says": says}
         newest = before
 
@@ -602,14 +627,27 @@ def list_merge_events(requests: Iterable[SpliceRequest]) -> Iterator[JsonObject]
             }
 
 
-def list_deploy_events(deployed: DeployedDocument) -> Iterator[JsonObject]:
-    """Yield the deploy that counts, the one that waits, and the newest one if it went back."""
-    for deploy, says in (
-        (deployed.current, "drivers run the spec that was deployed"),
-        (deployed.trying, "a deploy waits for the first round of a driver with it"),
-    ):
-        if deploy is not None:
-            yield _build_deploy_event(deploy, deploy.at, says, deploy.why)
+def list_deploy_events(
+    deployed: DeployedDocument, describe_change: Callable[[Deploy, Deploy], str]
+) -> Iterator[JsonObject]:
+    """Yield the deploys that drivers ran, the one that waits, and the newest one if it went back.
+
+    Args:
+        deployed: what is deployed.
+        describe_change: says in what a deploy differs from an earlier one.
+    """
+    ran = [*([deployed.current] if deployed.current else []), *deployed.past]
+    for nth, deploy in enumerate(ran):
+        says = "drivers ran this spec" if nth else "drivers run the spec that was deployed"
+        changed = describe_change(ran[nth + 1], deploy) if nth + 1 < len(ran) else ""
+        says += f"; it changed {changed}" if changed else ""
+        yield _build_deploy_event(deploy, deploy.at, says, deploy.why)
+    waiting = deployed.trying
+    if waiting is not None:
+        says = "a deploy waits for the first round of a driver with it"
+        changed = describe_change(deployed.current, waiting) if deployed.current else ""
+        says += f"; it changes {changed}" if changed else ""
+        yield _build_deploy_event(waiting, waiting.at, says, waiting.why)
     failed = deployed.failed
     if failed is not None:
         says = "the deploy failed, and drivers run the spec before"

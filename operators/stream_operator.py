@@ -46,7 +46,7 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
-from tidegate.checkpoints.pipeline_identity import read_identity
+from tidegate.checkpoints.pipeline_identity import read_identity, refuse_copied_store
 from tidegate.checkpoints.pipeline_overview import (
     DriverOverview,
     PipelineState,
@@ -161,6 +161,8 @@ class StreamOperator(PipelineOperator):
         if desired is DesiredState.STOPPED and task_state.get(_RUN_DECLARED_KEY) == most_tries:
             refuse_wiped_bucket(store, self.pipeline, RunMemory())
             return self._end_run("the stream was stopped while this task waited for its retry")
+        # The origin of a moved pipeline has to stay stopped: its driver is at the new address.
+        refuse_copied_store(store, self.pipeline)
         # A restore sets the desired state at its end; the trigger waits for that.
         if desired is not DesiredState.RECOVERING:
             who, why = get_requester(context), f"run {context['run_id']}"

@@ -17,7 +17,12 @@ from tidegate.checkpoints.checkpoint_catalog import (
     make_annotator,
 )
 from tidegate.checkpoints.checkpoint_specs import read_spec
-from tidegate.checkpoints.deployed_specs import list_deploy_warnings, read_deployed
+from tidegate.checkpoints.deployed_specs import (
+    describe_deploy_change,
+    list_changes,
+    list_deploy_warnings,
+    read_deployed,
+)
 from tidegate.checkpoints.driver_reports import (
     count_waiting_messages,
     list_log_attempts,
@@ -39,6 +44,7 @@ from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
 from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.spec_differences import list_differences
 from tidegate.json_types import JsonObject
 
 from .errors import PAGE_BUSY
@@ -47,6 +53,7 @@ from .page_data import (
     build_epoch_point,
     build_graph,
     build_lateness_charts,
+    describe_checkpoint_epoch,
     describe_frontier_holder,
     describe_queries,
     describe_restore,
@@ -231,8 +238,9 @@ class StreamView:
             rows = list(islice(rest, limit + 1))  # one more, to know whether there is a next page
             if abandoned:
                 rows = self._catalog.mark_gaps(rows)
-            checked = self._read_quality() is not None
-            find_illness = build_illness_finder(self.store, self.pipeline) if checked else None
+            quality = self._read_quality()
+            find_illness = build_illness_finder(self.store, self.pipeline) if quality else None
+            epochs = self._read_page_epochs(rows)
         shown = [
             {
                 **row.model_dump(include=_SHOWN_OF_CHECKPOINT),
@@ -246,11 +254,27 @@ class StreamView:
                     if find_illness and row.kind == "epoch"
                     else None
                 ),
+                **describe_checkpoint_epoch(epochs, nth, self._describe_spec_change),
             }
-            for row in rows[:limit]
+            for nth, row in enumerate(rows[:limit])
         ]
         more = [rows[limit - 1].timeline, rows[limit - 1].slot] if len(rows) > limit else None
         return {"rows": shown, "next": more, "newest": head.slot}
+
+    def _read_page_epochs(self, rows: list[SlotSummary]) -> list[JsonObject | None]:
+        """The epochs of rows, in their order; None for one that is retired or no epoch."""
+        seen = self._seen
+        missing = [
+            (row.timeline, row.slot)
+            for row in rows
+            if row.kind == "epoch" and (row.timeline, row.slot) not in seen
+        ]
+        read = map_in_threads(
+            lambda place: _summarize_epoch(self.log.read_slot(*place)), missing, READ_WORKERS
+        )
+        known = seen | dict(zip(missing, read, strict=True))
+        found = [known.get((row.timeline, row.slot)) for row in rows]
+        return [epoch[0] if epoch else None for epoch in found]
 
     def restore_impact(self, checkpoint: str) -> JsonObject:
         """Return what a restore to this checkpoint would take back, as the fields of `RestorePlan`.
@@ -300,11 +324,23 @@ class StreamView:
             driver = read_driver(self.store, self.pipeline, self._watch)
         return [
             *list_lease_events(driver, newest),
-            *list_driver_events(newest, lambda slot: self._read_point(head, slot)),
-            *list_deploy_events(read_deployed(self.store, self.pipeline)),
+            *list_driver_events(
+                newest, lambda slot: self._read_point(head, slot), self._describe_spec_change
+            ),
+            *list_deploy_events(
+                read_deployed(self.store, self.pipeline),
+                partial(describe_deploy_change, self.store, self.pipeline),
+            ),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
+
+    def _describe_spec_change(self, before: str, after: str) -> str:
+        """In what a spec differs from an earlier one; their digests if one cannot be read."""
+        old, new = (read_spec(self.store, self.pipeline, digest) for digest in (before, after))
+        if old is None or new is None:
+            return f"from {before[:8]} to {after[:8]}"
+        return list_changes(list_differences(old, new, {}, {}))
 
     def read_checks(self) -> JsonObject:
         """Return the checks of the newest quality run, failed ones first, and all known runs.

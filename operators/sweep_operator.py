@@ -15,6 +15,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
+from tidegate.checkpoints.alert_delivery import find_alerts
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
     end_abandoned_recovery,
@@ -145,7 +146,7 @@ class SweepReportOperator(BaseOperator):
     """Announces incidents, and fails with the pipelines that the sweep could not judge.
 
     Args:
-        specs: of the pipelines; those with `supervision.alerts` are looked at.
+        specs: of the pipelines; those with alerts, of their own or the deployment's, are looked at.
         conn_id: Airflow connection of the store; None for the environment.
     """
 
@@ -155,7 +156,7 @@ class SweepReportOperator(BaseOperator):
         self, *, specs: Sequence[SupervisedSpec] = (), conn_id: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.announcing = [spec for spec in specs if spec.supervision.alerts]
+        self.announcing = [spec for spec in specs if find_alerts(spec)]
         self.conn_id = conn_id
 
     def execute(self, context: Any) -> None:

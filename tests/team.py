@@ -2,7 +2,7 @@
 
 Each page of `docs/how-to/` is followed in a copy of `docs/how-to/orders/`, as a reader would: files
 that it shows are written, commands run in one shell, and what they print is compared with the page.
-``...`` on a page is any text. Ends with ``N of 12``.
+``...`` on a page is any text. Further pages follow. Ends with ``N of 12``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,13 @@ QUESTIONS: Mapping[str, str] = {
     "How do I preview a change?": "preview-a-change.md",
     "What happens to the state if I change a window?": "change-a-window.md",
 }
-"""The page of each question."""
+"""The page of each question of the twelve."""
+FURTHER: Mapping[str, str] = {
+    "The tutorial": "../tutorial.md",
+    "Why does my last window never close?": "last-window.md",
+    "How do I add a column?": "add-a-column.md",
+}
+"""Pages that are followed too, and not counted among the twelve."""
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)\n")
@@ -191,20 +197,24 @@ _SETTINGS = ("TIDEGATE_", "AWS_", "PYTHONPATH")
 
 def main(arguments: Sequence[str]) -> int:
     """Answer the questions, or only those whose pages are named, and print a line for each."""
-    chosen = {question: page for question, page in QUESTIONS.items() if page in arguments}
-    questions = chosen or QUESTIONS
-    answered = 0
-    for question, page in questions.items():
-        started = time.monotonic()
-        difference = answer(page)
-        answered += not difference
-        verdict = "no " if difference else "yes"
-        seconds = time.monotonic() - started
-        sys.stdout.write(f"{verdict} {question:50} {page:22} {seconds:5.0f} s\n")
-        sys.stdout.write(f"    {difference.rstrip()}\n" if difference else "")
-        sys.stdout.flush()
-    sys.stdout.write(f"{answered} of {len(questions)}\n")
-    return int(answered < len(questions))
+    known = {**FURTHER, **QUESTIONS}
+    chosen = [question for question, page in known.items() if not arguments or page in arguments]
+    answered = [question for question in chosen if _print_answer(question, known[question])]
+    counted = [question for question in chosen if question in QUESTIONS or arguments]
+    yes = sum(question in answered for question in counted)
+    sys.stdout.write(f"{yes} of {len(counted)}\n")
+    return int(len(answered) < len(chosen))
+
+
+def _print_answer(question: str, page: str) -> bool:
+    """Follow a page and print a line; return whether all is as it shows."""
+    started = time.monotonic()
+    difference = answer(page)
+    verdict, seconds = "no " if difference else "yes", time.monotonic() - started
+    sys.stdout.write(f"{verdict} {question:50} {page:22} {seconds:5.0f} s\n")
+    sys.stdout.write(f"    {difference.rstrip()}\n" if difference else "")
+    sys.stdout.flush()
+    return not difference
 
 
 if __name__ == "__main__":

@@ -26,13 +26,13 @@ def send_test_alert(spec: SpecArgument, store: StoreOption = None) -> None:
     It ends no real incident, and nothing is noted in the store. The exit code is that of the last
     receiver that refuses.
     """
-    from tidegate.checkpoints.alert_delivery import send_alert
+    from tidegate.checkpoints.alert_delivery import find_alerts, send_alert
     from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
     from tidegate.checkpoints.incidents import TEST_KIND, Delivery, Incident, build_alert
     from tidegate.errors import TidegateError
 
     found = arguments.find_any_spec(spec)
-    alerts = found.supervision.alerts
+    alerts = find_alerts(found)
     if alerts is None:
         raise NO_RECEIVER(pipeline=found.name)
     now = SYSTEM_CLOCK.wall_ticks()
@@ -63,10 +63,11 @@ def send_alerts(spec: SpecArgument, store: StoreOption = None) -> None:
 
     Run it by cron where Airflow is not to be relied on: it also finds a driver that is gone.
     """
+    from tidegate.checkpoints.alert_delivery import find_alerts
     from tidegate.checkpoints.incidents import announce_incidents
 
     found, log = arguments.open_any_spec_and_log(spec, store)
-    if not found.supervision.alerts:
+    if not find_alerts(found):
         raise NO_RECEIVER(pipeline=found.name)
     _print_deliveries(announce_incidents(log, found))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,16 +27,43 @@ DagsOption = Annotated[
 ]
 
 
+def _parse_alerts(text: str) -> tuple[str, str]:
+    receiver, _, variable = text.partition("=")
+    if receiver not in ("slack", "pagerduty", "alertmanager") or not variable:
+        raise typer.BadParameter("slack=VARIABLE, pagerduty=VARIABLE or alertmanager=VARIABLE")
+    return receiver, variable
+
+
+AlertsOption = Annotated[
+    Any,  # typer knows no tuple that a parser makes
+    typer.Option(
+        metavar="RECEIVER=VARIABLE",
+        parser=_parse_alerts,
+        help="Where incidents of pipelines without supervision.alerts go: slack, pagerduty or"
+        " alertmanager, and the variable with its address or key.",
+    ),
+]
+
+
 def start_stack(
-    home: HomeOption = None, dags: DagsOption = None, as_json: JsonOption = False
+    home: HomeOption = None,
+    dags: DagsOption = None,
+    alerts: AlertsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Start MinIO and Airflow on this machine and leave them running.
 
+    Where there is no folder of DAGs, it is made.
     A second call starts only the processes that have ended, or all of Airflow if its settings have
-    changed.
+    changed, such as the receiver of alerts.
     """
+    from tidegate.infra.local_stack import find_default_dags, make_dags_folder
+
+    if dags is None and not find_default_dags().is_dir():
+        make_dags_folder(find_default_dags())
+        _print_progress("made the folder dags; put specs into dags/pipelines")
     # Progress goes to standard error, so that --json has standard output to itself.
-    stack = _configure_stack(home, dags).up(_print_progress)
+    stack = _configure_stack(home, dags, alerts).up(_print_progress)
     data = {
         "airflow": stack.airflow_url,
         "minio": stack.minio_endpoint,
@@ -98,13 +125,15 @@ def run_demo(
     raise typer.Exit(0 if done.is_good else 1)
 
 
-def _configure_stack(home: Path | None, dags: Path | None) -> Stack:
+def _configure_stack(
+    home: Path | None, dags: Path | None, alerts: tuple[str, str] | None = None
+) -> Stack:
     from tidegate.infra.local_stack import Stack, StackSettings
 
     defaults, variable = StackSettings(), os.environ.get("TIDEGATE_HOME")
     # The same order as for the store: option, environment, this folder.
     folder = home or (Path(variable) if variable else defaults.home)
-    return Stack(StackSettings(home=folder, dags=dags or defaults.dags))
+    return Stack(StackSettings(home=folder, dags=dags or defaults.dags, alerts=alerts))
 
 
 def _print_progress(line: str) -> None:

@@ -46,11 +46,17 @@ export function checkpointPanel(pipeline, stream) {
     const tone = {healthy: "good", damaged: "bad"}[v.verdict] || "warn";
     return h("span", {class: tone}, mark(tone), v.verdict === "healthy" ? "whole" : v.verdict, v.at ? h("span", {class: "soft"}, ", ", ago(v.at)) : null);
   }
+  /** The first eight digits of the spec's digest; where it changed, the fields that did. */
+  const spec = r => r.spec ? h("span", {}, h("span", {title: r.spec, class: "num nowrap"}, r.spec.slice(0, 8)), r.changed ? h("details", {class: "changed"}, h("summary", {}, "changed"), h("span", {class: "small"}, r.changed)) : null) : "–";
+  function judged(r, quality) {
+    if (r.healthy === null) return h("span", {class: "soft"}, "not judged");
+    const tone = r.healthy ? "good" : "bad";
+    return h("span", {class: tone}, mark(tone), r.healthy ? "healthy" : "unhealthy", quality ? h("span", {class: "soft"}, ", ", ago(Date.parse(quality.at))) : null);
+  }
   function row(r) {
     const s = stream(), may = s?.may || [];
     return {class: r.kind === "epoch" ? null : "gone", cells: [
-      h("span", {}, checkpoint(r.id), r.pins.map(name => h("span", {class: "tag"}, "pinned ", name))), state(r), ago(r.at, ""), count(r.read), share(r.late, r.read), size(r.bytes), verified(r),
-      r.healthy === null ? h("span", {class: "soft"}, "not judged") : r.healthy ? h("span", {class: "good"}, mark("good"), "healthy") : h("span", {class: "bad"}, mark("bad"), "unhealthy"),
+      h("span", {}, checkpoint(r.id), r.pins.map(name => h("span", {class: "tag"}, "pinned ", name))), state(r), ago(r.at, ""), count(r.read), share(r.late, r.read), count(r.dead), spec(r), size(r.bytes), verified(r), judged(r, s?.quality),
       r.kind !== "epoch" ? null : h("span", {class: "acts"},
         r.restorable && may.includes("recover") ? h("button", {id: `restore-${r.id}`, "aria-label": `Restore ${r.id}`, click: () => restore(s, r.id)}, "Restore…") : null,
         r.restorable && may.includes("pin") ? h("button", {id: `pin-${r.id}`, "aria-label": `${r.pins.length ? "Unpin" : "Pin"} ${r.id}`, click: () => pin(s, r)}, r.pins.length ? "Unpin…" : "Pin…") : null,
@@ -63,7 +69,7 @@ export function checkpointPanel(pipeline, stream) {
     pager.hidden = pages.length === 1 && !shown.next; // all are on this page
     fresh.replaceChildren();
     fill(body, [shown.rows, s?.may, s?.checkpoint && pages.length === 1], () => shown.rows.length
-      ? table("Checkpoints", ["Checkpoint", "State", "Age", ">Rows read", ">Late", ">Size", "Verified", "Quality", ""], shown.rows.map(row))
+      ? table("Checkpoints", ["Checkpoint", "State", "Age", ">Rows read", ">Late", ">Dead letters", "Spec", ">Size", "Verified", "Quality", ""], shown.rows.map(row))
       : empty(abandoned ? "No restore has left a checkpoint behind." : "Nothing was sealed yet. Start… launches a driver, and the first checkpoint appears when it has read rows."));
   }
   return {node, update(s) {

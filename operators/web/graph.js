@@ -4,16 +4,27 @@ import {card, count, fill, h, mark, plural, span, table} from "./dom.js";
 const W = 168, H = 56, GAP = 44, ROW = 12; // a node, and the least room beside and below it
 const SMALLEST = .85; // a wide graph shrinks so far, and then scrolls
 const short = (text, most = 23) => text.length > most ? text.slice(0, most - 1) + "…" : text;
+const perSecond = rate => `${rate >= 20 ? count(Math.round(rate)) : +rate.toFixed(1)} rows/s`;
 const isFirst = e => e.from.startsWith("source:"); // these edges are named where they begin, the others where they end
 
+/** Rows per second over the newest epochs of one timeline: of each source, and of the rows put aside. */
+function measureRates(points) {
+  const last = points.at(-1), first = points.slice(-10).find(p => p.timeline === last.timeline);
+  const seconds = last ? (last.at - first.at) / 1000 : 0;
+  if (seconds <= 0) return {};
+  const sums = p => ({late: p.late, dead_letters: p.dead, ...Object.fromEntries(Object.entries(p.sources).map(([name, s]) => [`source:${name}`, s.read || 0]))});
+  const before = sums(first);
+  return Object.fromEntries(Object.entries(sums(last)).map(([id, n]) => [id, (n - (before[id] || 0)) / seconds]));
+}
+
 export function graphPanel() {
-  let graph = null, rows = {};
+  let graph = null, rows = {}, rates = {};
   const plot = h("div", {class: "scroll", tabindex: 0, role: "region", "aria-label": "Pipeline graph"}), listed = h("div", {class: "scroll", tabindex: 0});
   const node = card("graph", "Pipeline", plot, h("details", {class: "numbers"}, h("summary", {}, "As a table"), listed));
   node.hidden = true;
   const rowsOf = n => rows[n.id] ?? n.rows;
   const detail = n => [rowsOf(n) === undefined ? null : plural(rowsOf(n), "row"), n.note].filter(Boolean).join(", ");
-  const words = e => [e.kind ? `${e.kind} ${e.label}` : e.label, e.held ? "holds the frontier" : null, e.fresh === null || e.fresh === undefined ? null : `p95 visible ${span(e.fresh)}`].filter(Boolean);
+  const words = e => [rates[e.from] && isFirst(e) ? perSecond(rates[e.from]) : rates[e.to] && !e.back ? perSecond(rates[e.to]) : null, e.kind ? `${e.kind} ${e.label}` : e.label, e.held ? "holds the frontier" : null, e.fresh === null || e.fresh === undefined ? null : `p95 visible ${span(e.fresh)}`].filter(Boolean);
 
   function draw() {
     const columns = [];
@@ -37,8 +48,8 @@ export function graphPanel() {
   const name = id => graph.nodes.find(n => n.id === id)?.name || id;
   function show() {
     node.hidden = !graph;
-    if (!graph || !fill(plot, [graph, rows], draw)) return;
+    if (!graph || !fill(plot, [graph, rows, rates], draw)) return;
     listed.replaceChildren(table("Parts", ["Part", "Kind", ">Rows", "State", "Goes to~"], graph.nodes.map(n => ({cells: [h("span", {}, mark(n.tone), n.name), n.kind, count(rowsOf(n)), n.note || "–", graph.edges.filter(e => e.from === n.id).map(e => [name(e.to), ...words(e)].join(", ")).join("; ") || "–"]}))));
   }
-  return {node, update(s) { graph = s.graph; show(); }, setRows(tables) { rows = Object.fromEntries(tables.map(t => [t.table, t.rows])); show(); }};
+  return {node, update(s, points) { graph = s.graph; rates = measureRates(points); show(); }, setRows(tables) { rows = Object.fromEntries(tables.map(t => [t.table, t.rows])); show(); }};
 }

@@ -2,6 +2,7 @@
 import {lines, look} from "./chart.js";
 import {card, checkpoint, code, count, empty, fill, h, insist, mark, plural, sentence, span, table, when} from "./dom.js";
 
+const KEYS_LISTED = 60;
 const EVERY = 10_000; // milliseconds between two looks at the tables
 const NAMES = {reason: "Reason", output: "Output", _source: "Source"};
 
@@ -46,11 +47,33 @@ export function resultsPanel(pipeline, showRows, lookOf) {
     const shown = found.columns.filter(name => found.rows.some(row => row[name] !== null));
     fill(sample, found.rows, () => found.rows.length ? h("div", {class: "tall", tabindex: 0}, table(`Newest rows of ${chosen}`, shown.map(name => typeof found.rows[0][name] === "number" ? `>${name}` : name), found.rows.map(row => ({cells: shown.map(name => text(row[name]))})))) : one.rows ? empty("No row matches.") : []);
   }
+  const keySearch = h("input", {id: "key-search", type: "search", placeholder: "part of a key", "aria-label": "Only keys with this text", input: () => listKeys()});
+  const keyList = h("div", {class: "tools", id: "keys"}), keySummary = h("summary", {id: "left-out"});
+  const keyPicker = h("details", {class: "numbers", id: "key-picker"}, keySummary, keySearch, keyList);
+  let plotted = null, picked = null; // the keys that someone chose; null: those with the most results
   function plot(data) {
+    if (plotted?.table !== chosen) picked = null;
+    plotted = data && {...data, table: chosen, all: [...new Set(data.points.flatMap(p => Object.keys(p.results)))].sort()};
     const name = data && (document.getElementById("aggregate")?.value || data.aggregates[0]);
-    const isDrawn = Boolean(name && data.points.length > 1), rest = isDrawn && data.left_out;
-    fill(drawn, [isDrawn, rest], () => isDrawn ? [chart.node, rest ? h("p", {class: "soft", id: "left-out"}, `${data.keys.length} of ${count(data.keys.length + rest)} keys are drawn, those with the most results; the table has all.`) : null] : []);
-    if (name) chart.update(data.points, data.keys.map((key, i) => ({name: key, ...(data.keys.every(lookOf) ? lookOf(key) : look(i)), value: p => p.results[key]?.[name]})));
+    const isDrawn = Boolean(name && data.points.length > 1);
+    fill(drawn, [isDrawn], () => isDrawn ? [chart.node, keyPicker] : []);
+    if (!name) return;
+    const keys = plotted.all.filter(key => (picked || data.keys).includes(key));
+    keyPicker.hidden = plotted.all.length < 2;
+    keySummary.textContent = `${keys.length} of ${count(data.keys.length + data.left_out)} keys are drawn${picked ? "" : data.left_out ? ", those with the most results" : ""}`;
+    listKeys();
+    chart.update(data.points, keys.map((key, i) => ({name: key, ...(keys.every(lookOf) ? lookOf(key) : look(i)), value: p => p.results[key]?.[name]})));
+  }
+  /** A box for each key that fits the search; of very many keys the first ones. */
+  function listKeys() {
+    const chosenKeys = picked || plotted.keys, fits = plotted.all.filter(key => key.toLowerCase().includes(keySearch.value.toLowerCase()));
+    fill(keyList, [fits, chosenKeys], () => [...fits.slice(0, KEYS_LISTED).map((key, i) => h("label", {}, h("input", {type: "checkbox", id: `key-${i}`, checked: chosenKeys.includes(key), change: event => pickKey(key, event.target.checked)}), ` ${key}`)),
+      fits.length > KEYS_LISTED ? h("span", {class: "soft"}, `and ${count(fits.length - KEYS_LISTED)} more: search for them`) : null]);
+  }
+  function pickKey(key, isDrawn) {
+    const before = (picked || plotted.keys).filter(other => other !== key);
+    picked = isDrawn ? [...before, key] : before;
+    plot(plotted);
   }
   const text = v => v === null || v === undefined ? "–" : typeof v === "string" ? v.replace(/(\d\d:\d\d:\d\d)(\.000000)?\+00:00$/, "$1Z") : typeof v === "number" ? String(v) : JSON.stringify(v);
   async function trace() {

@@ -194,7 +194,7 @@ export function streamPage(pipeline, {framed, open, refresh}) {
       if (state && state !== s.state) announce(`${pipeline} is now ${s.state}`);
       state = s.state;
       header(s); noted(s); numbers(s); charts(s); asked_(s); waits(s); open_(s); past.update(s); proof.update(s, points, isJob(s));
-      shelf.update(s); graph.update(s); quality.update(s);
+      shelf.update(s); graph.update(s, points); quality.update(s);
       for (const link of jump.children) link.hidden = Boolean(shown(link.dataset.section)?.closest("[hidden]"));
       if (!isJob(s)) results.update(s); // a job has no tables of its own
     }, scrollTo};

@@ -17,7 +17,7 @@ from tests.servers.alert_receivers import ROUTING_KEY, AlertReceivers, running
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints import alert_delivery
-from tidegate.checkpoints.alert_delivery import Alert
+from tidegate.checkpoints.alert_delivery import Alert, find_alerts
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument, FailedDeploy
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -34,6 +34,7 @@ from tidegate.checkpoints.incidents import (
 from tidegate.checkpoints.pipeline_identity import ensure_identity
 from tidegate.checkpoints.pipeline_overview import read_overview
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.operations import AlertSpec
 
@@ -65,6 +66,22 @@ def report(store: MemoryStore, state: str, **facts: Any) -> None:
     body = {"state": state, **facts}
     at = SYSTEM_CLOCK.wall_ticks()
     write_status(store, "p", DriverStatus(token=1, driver="d", step="move", at=at, body=body))
+
+
+def test_a_deployment_s_alerts_are_for_pipelines_without_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a spec count alone; another text is refused by the name of the variable."""
+    monkeypatch.setenv("TIDEGATE_ALERTS", '{"pagerduty": "env:KEY"}')
+    bare = JobSpec.model_validate({"name": "p", "app": "a.py", "kind": "job"})
+    own, given = find_alerts(make_spec("slack")), find_alerts(bare)
+    assert own is not None
+    assert given is not None
+    assert [*own.receivers] == ["slack"]
+    assert given.receivers == {"pagerduty": "env:KEY"}
+    monkeypatch.setenv("TIDEGATE_ALERTS", "slack")
+    with pytest.raises(ConfigurationError, match="TIDEGATE_ALERTS is not JSON"):
+        find_alerts(bare)
 
 
 class Looks:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.team import PAGES, QUESTIONS, Step, follow_page, is_output, read_steps
+from tests.team import FURTHER, PAGES, QUESTIONS, Step, follow_page, is_output, read_steps
 
-HOW_TO = sorted(one for one in PAGES.glob("*.md") if one.name != "README.md")
+TUTORIAL = PAGES.parent / "tutorial.md"
+HOW_TO = [TUTORIAL, *sorted(one for one in PAGES.glob("*.md") if one.name != "README.md")]
 PAGE = """\
 ```yaml
 # folder/a.yaml
@@ -33,7 +34,8 @@ a: ...
 
 def test_each_question_has_a_page() -> None:
     """A page that no question names would be followed by no run."""
-    assert sorted(QUESTIONS.values()) == [page.name for page in HOW_TO]
+    followed = [(PAGES / page).resolve() for page in (*QUESTIONS.values(), *FURTHER.values())]
+    assert sorted(followed) == sorted(HOW_TO)
 
 
 def test_the_index_lists_each_question_with_its_page() -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.operators.history import make_spec
 from tests.servers.airflow import ApiForTests
 
+from tidegate.checkpoints.alert_delivery import find_alerts
 from tidegate.errors import ConfigurationError
 from tidegate.infra import stack_state
 from tidegate.infra.airflow_processes import (
@@ -23,7 +25,7 @@ from tidegate.infra.airflow_processes import (
     build_process_environment,
 )
 from tidegate.infra.local_processes import ProcessId, is_process_alive, read_start_ticks
-from tidegate.infra.local_stack import Stack, StackSettings
+from tidegate.infra.local_stack import Stack, StackSettings, make_dags_folder
 from tidegate.infra.stack_state import StackSecrets, StackState
 
 
@@ -133,6 +135,39 @@ def test_a_missing_dags_folder_is_reported_before_anything_starts(tmp_path: Path
     with pytest.raises(ConfigurationError, match="no DAGs folder"):
         stack.up(lambda _: None)
     assert not (tmp_path / "home").exists()
+
+
+def test_a_folder_of_dags_is_made_where_there_is_none(tmp_path: Path) -> None:
+    """With the files that build DAGs, and a place for specs; so the package alone is enough."""
+    make_dags_folder(tmp_path / "dags")
+    files = sorted(path.name for path in (tmp_path / "dags").iterdir())
+    assert files == ["pipelines", "tidegate_dags.py", "tidegate_specs.py"]
+    assert "build_dags(" in (tmp_path / "dags" / "tidegate_dags.py").read_text()
+
+
+def test_a_stack_takes_a_receiver_of_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow and its drivers find it, with the address of this Airflow for the links.
+
+    Nothing starts while the variable with its address is not set.
+    """
+    (tmp_path / "dags").mkdir()
+    settings = StackSettings(
+        home=tmp_path / "home", dags=tmp_path / "dags", alerts=("slack", "HOOK")
+    )
+    stack = Stack(settings)
+    with pytest.raises(ConfigurationError, match="the variable HOOK"):
+        stack.up(lambda _: None)
+    assert not settings.home.exists()
+    monkeypatch.setenv("HOOK", "http://127.0.0.1/hook")
+    StackState(ports={"airflow": 1, "minio": 2}).save(settings.home / "stack.json")
+    found = Stack(settings).airflow_environment()
+    assert found["HOOK"] == "http://127.0.0.1/hook"
+    monkeypatch.setenv("TIDEGATE_ALERTS", found["TIDEGATE_ALERTS"])
+    alerts = find_alerts(make_spec("p", ["a"]))
+    assert alerts is not None
+    assert (alerts.receivers, alerts.page) == ({"slack": "env:HOOK"}, "http://127.0.0.1:1")
 
 
 # The driver of a pipeline in small: a task that leaves a process of its own session behind.

@@ -269,14 +269,14 @@ def drove(store: Store, pipeline: str) -> None:
     Lease.acquire(store, pipeline, ProcessIdentity.this_process()).release()
 
 
-def keep_spec(history: History) -> None:
-    """The spec that the epochs of a history name."""
+def make_spec(pipeline: str, sources: Sequence[str], lag: str = "1h") -> PipelineSpec:
+    """A spec with a part of each kind."""
     schema = {"at": "timestamp", "value": "long"}
-    source = {"schema": schema, "event_time": "at", "lag": "1h"}
-    spec = PipelineSpec.model_validate(
+    source = {"schema": schema, "event_time": "at", "lag": lag}
+    return PipelineSpec.model_validate(
         {
-            "name": history.pipeline,
-            "sources": {name: {**source, "path": f"inbox/{name}"} for name in history.sources},
+            "name": pipeline,
+            "sources": {name: {**source, "path": f"inbox/{name}"} for name in sources},
             "windows": {
                 "hourly": {"kind": "tumbling", "size": "1h", "aggregates": {"n": "count(*)"}}
             },
@@ -288,6 +288,11 @@ def keep_spec(history: History) -> None:
             "sinks": {"copy": {"kind": "files", "path": "out/", "tables": ["hourly", "sums"]}},
         }
     )
+
+
+def keep_spec(history: History) -> None:
+    """The spec that the epochs of a history name."""
+    spec = make_spec(history.pipeline, history.sources)
     key = BucketLayout(history.pipeline).spec_key("s")
     history.store.put(key, spec.canonical_json().encode())
 

@@ -24,6 +24,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators import stream_view
 from tidegate.operators.page_data import (
     build_lateness_charts,
+    describe_checkpoint_epoch,
     describe_frontier_holder,
     diagnose_stream,
     list_open_barriers,
@@ -171,7 +172,7 @@ def test_the_table_is_paged_through_the_whole_lineage(store: MemoryStore) -> Non
 
 
 def test_a_deep_past_is_paged_from_the_index(store: MemoryStore, gets: list[str]) -> None:
-    """Once the index is there, an old page of the table costs no manifests."""
+    """Once the index is there, an old page of the table costs the manifests of its rows."""
     History(store, "p").extend(60)
     stream = StreamView(store, "p", clock=ManualClock())
     everything = pages(stream)
@@ -202,6 +203,18 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
         "damaged: checksum of one file",
     )
     assert (rows[6]["healthy"], rows[6]["restorable"], rows[6]["bytes"]) == (False, True, 311_000)
+
+
+def test_a_checkpoint_shows_its_dead_letters_and_where_the_spec_changed(store: MemoryStore) -> None:
+    """A change names its fields, and is on the first checkpoint with the new spec."""
+    history = History(store, "p")
+    history.extend(4)
+    first = StreamView(store, "p").checkpoint_page()["rows"][0]
+    assert (first["dead"], first["spec"], first["changed"]) == (0, "s", None)
+    epochs = [{"dead": dead, "spec": spec} for dead, spec in ((9, "new"), (8, "new"), (7, "old"))]
+    found = [describe_checkpoint_epoch([*epochs, None], nth, "{} -> {}".format) for nth in range(4)]
+    assert [row["changed"] for row in found] == [None, "old -> new", None, None]
+    assert [row["dead"] for row in found] == [9, 8, 7, None]
 
 
 def test_an_epoch_that_retires_while_the_page_is_open_is_no_longer_offered(

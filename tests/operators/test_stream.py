@@ -37,7 +37,12 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import Lease
-from tidegate.checkpoints.pipeline_identity import ProcessIdentity, ensure_identity
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.pipeline_identity import (
+    ProcessIdentity,
+    ensure_identity,
+    move_identity,
+)
 from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError, PoisonError
@@ -312,6 +317,20 @@ def test_another_bucket_under_the_same_name_is_refused(store: Store) -> None:
             asdict(RelaunchBudget()),
             asdict(RunMemory(uid="the-old-one")),
         )
+
+
+def test_the_origin_of_a_moved_pipeline_stays_stopped(store: Store, tmp_path: Path) -> None:
+    """A run at the old address fails, launches nothing, and leaves the desired state alone."""
+    ensure_identity(store, "p")
+    target = LocalStore(tmp_path / "target")
+    for found in store.list_objects("p/"):
+        target.put(found.key, store.get(found.key).data)
+    set_desired_state(store, "p", DesiredState.STOPPED, who="move")
+    move_identity(store, target, "p")
+    with pytest.raises(ConfigurationError, match="copy of"):
+        make_operator().execute(make_context())
+    assert NotingLauncher.started == []
+    assert read_desired_state(store, "p").state is DesiredState.STOPPED
 
 
 def test_a_retry_over_a_wiped_bucket_fails(store: Store) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operators.history import History
+from tests.operators.history import History, make_spec
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -40,7 +40,7 @@ def test_every_driver_is_found_with_few_reads(lives: list[int], retired: int) ->
         return epochs[slot - 1] if slot > retired else None
 
     kept = epochs[retired:] or epochs[-1:]
-    found = list(list_driver_events(epochs[-1], read_epoch))
+    found = list(list_driver_events(epochs[-1], read_epoch, "{} -> {}".format))
     firsts = {epoch["token"]: epoch["id"] for epoch in reversed(kept)}
     drivers = [event["checkpoint"] for event in found if event["kind"] == "driver"]
     assert drivers == sorted(firsts.values(), reverse=True)
@@ -93,8 +93,31 @@ def test_deploys_are_told_with_who_and_why() -> None:
     assert list_tellings() == [("ann", "first"), ("bob", "more lag")]
     note_failed_deploy(store, "p", second.digest, PoisonError("no such column", code="x.y"))
     assert list_tellings() == [("ann", "first"), ("bob", "no such column")]
-    told = [*list_deploy_events(read_deployed(store, "p"))]
+    told = [*list_deploy_events(read_deployed(store, "p"), lambda before, after: "")]
     assert (told[0]["at"], told[1]["says"].partition(",")[0]) == (1_000, "the deploy failed")
+
+
+def test_deploys_are_told_with_what_they_changed() -> None:
+    """Fields and values, of each deploy that drivers ran and of the one that waits."""
+    from tidegate.checkpoints.deployed_specs import (
+        Deploy,
+        confirm_deploy,
+        make_copy,
+        start_deploy,
+        write_copy,
+    )
+
+    store = MemoryStore()
+    one, two, three = (make_copy(make_spec("p", ["a"], lag), {}) for lag in ("1h", "2h", "3h"))
+    for who, copy in (("ann", one), ("uwe", two)):
+        write_copy(store, "p", copy)
+        confirm_deploy(store, "p", Deploy(digest=copy.digest, who=who, at=1), replaces=True)
+    start_deploy(store, "p", three, who="bob")
+    events = {event["who"]: event["says"] for event in StreamView(store, "p").read_timeline()}
+    assert list(events) == ["uwe", "ann", "bob"]
+    assert events["uwe"].endswith('; it changed sources.a.lag: "1h" -> "2h"')
+    assert events["bob"].endswith('; it changes sources.a.lag: "2h" -> "3h"')
+    assert "changed" not in events["ann"]
 
 
 def test_a_driver_s_death_is_told_before_the_next_epoch() -> None:

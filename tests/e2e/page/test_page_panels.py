@@ -69,7 +69,22 @@ def test_a_chart_says_how_many_keys_it_leaves_out(chromium: Browser, tmp_path: P
         page.goto(f"{url}/page#/shop/results")
         keys = re.compile(r"^(\d+) of (\d+) keys are drawn, those with the most results")
         expect(page.locator("#left-out")).to_have_text(keys)
+        page.locator("#left-out").click()
+        page.get_by_label("Only keys with this text").fill("CU")
+        page.get_by_role("checkbox", name="cup").uncheck()
+        expect(page.locator("#left-out")).to_have_text("1 of 4 keys are drawn")
+        expect(page.locator("#results .readout")).not_to_contain_text("cup")
         page.close()
+
+
+def test_edges_have_rates_and_checkpoints_their_spec(show: Open) -> None:
+    """How fast rows come from each source, and what each checkpoint was sealed with."""
+    page = show("#/flights")
+    expect(page.locator("#graph svg")).to_contain_text(re.compile(r"[\d.,]+ rows/s"))
+    row = page.locator("#checkpoints tbody tr").first
+    expect(row.locator("[data-head='Dead letters']")).to_have_text("0")
+    expect(row.locator("[data-head=Spec]")).to_have_text("s")
+    expect(row.locator("[data-head=Quality]")).to_contain_text("ago")
 
 
 def test_a_job_is_not_asked_for_tables(chromium: Browser, tmp_path: Path) -> None:
