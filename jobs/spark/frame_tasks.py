@@ -90,7 +90,7 @@ def run_read_job(
         PySparkException: a task failed, or the server is gone.
         PoisonError: an answer did not arrive.
     """
-    assert not variables  # noqa: S101 - see `build_settings_variable`
+    assert not variables  # noqa: S101 - see `build_settings_variables`
     if not units:
         return [], None
     # A job that runs again must not find the rows of the first one.

@@ -43,6 +43,7 @@ from tidegate.jobs.rows.event_files import (
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
+from tidegate.jobs.rows.topic_reading import build_settings_variables, require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -222,18 +223,19 @@ def start_workers(
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
-    They have the keys and settings of this process, so `sample` and `spec` are not looked at.
+    They see the store of this process, so `sample` is not looked at. The variables of the topics of
+    `spec` are theirs where they have keys of their own.
     """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
-    body = partial(_import_kernel, libraries)
+    body = partial(_import_kernel, libraries, spec if have_executors_keys(session) else None)
     context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
 
 def prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     """Return the context, whose workers get the variables of the store, and these.
 
-    Keys are not among them where executors have their own.
+    Keys of the store are not among them where executors have their own.
     """
     context = session.sparkContext
     own = select_driver_variables(os.environ, with_keys=not have_executors_keys(session))
@@ -243,6 +245,15 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
         # Replaced, not changed: PySpark may be reading it for a job of another thread.
         context.environment = {**context.environment, **variables}
     return context
+
+
+def build_topic_variables(session: SparkSession, spec: PipelineSpec) -> dict[str, str]:
+    """Return the variables of a pipeline's topics for workers, as `run_read_job` takes them.
+
+    Raises:
+        ConfigurationError: a variable that the options of a topic name is not set.
+    """
+    return build_settings_variables(spec, with_secrets=not have_executors_keys(session))
 
 
 def have_executors_keys(session: SparkSession) -> bool:
@@ -397,9 +408,13 @@ def describe_units(
         yield describe_unit(unit), TaskReport.measure_since(begun)
 
 
-def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
-    """The body of a task that only starts its worker."""
+def _import_kernel(
+    libraries: Sequence[str], spec: PipelineSpec | None, rows: Iterator[int]
+) -> Iterator[int]:
+    """The body of a task that starts its worker, and looks for the variables of topics."""
     import_libraries(libraries)
+    if spec is not None:
+        require_settings(spec)
     yield from rows
 
 
