@@ -11,6 +11,7 @@ import csv
 import dataclasses
 import errno
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -158,3 +159,11 @@ def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"inbox/[bc]-\\xe9"):
             listing()
     assert [one.key for one in store.list_objects("inbox/a")] == ["inbox/a.json"]
+
+
+def test_no_documented_duration_is_in_microseconds() -> None:
+    """A spec takes `10m`, and the page says so (newcomer-11)."""
+    options = (Path(__file__).parents[2] / "docs" / "options.md").read_text("utf-8")
+    defaults = re.findall(r"\| duration \| `(\w+)` \|", options)
+    assert defaults
+    assert [one for one in defaults if one.isdigit() and one != "0"] == []
