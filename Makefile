@@ -105,7 +105,7 @@ docs-check: venv ## the pages that follow from the code are current, and every l
 	@echo "docs: options, errors, presets, citations up to date"
 
 .PHONY: soak
-soak: venv ## simulate crashes, races, faults of store, catalog and sinks (SECONDS=60 SEED=0), ends with "N schedules, M violations"
+soak: venv ## simulate crashes, races, faults of store, catalog, sinks and jobs (SECONDS=60 SEED=0), ends with "N schedules, M violations"
 	$(BIN)/python -m tests.simulation.soak --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0) $(ARGS)
 
 .PHONY: search

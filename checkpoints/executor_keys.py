@@ -1,12 +1,13 @@
 """Keys of the store that the hosts of Spark's executors have of their own.
 
 They are in the environment of an executor, where tasks take them before those of the driver. The
-driver then sends none of its keys along.
+driver then sends none of its keys along. Keys that expire are those of a profile in AWS's
+configuration files: boto3 renews them by the process, role or web identity that it names.
 """
 
 from collections.abc import Mapping
 
-_KEYS = ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN")
+_KEYS = ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN", "PROFILE")
 _DRIVER, _EXECUTOR = "TIDEGATE_S3_", "TIDEGATE_EXECUTOR_S3_"
 EXECUTOR_VARIABLES = tuple(_EXECUTOR + key for key in _KEYS)
 """The variables that hold them."""

@@ -23,6 +23,7 @@ from tidegate.errors import TidegateError
 
 from .canonical_json import sha256_of_bytes, sha256_of_file
 from .errors import (
+    FILE_NAME_UNREADABLE,
     FOLDER_DENIED,
     NETWORK_FILE_SYSTEM,
     OBJECT_NOT_FOUND,
@@ -153,13 +154,15 @@ class LocalStore:
         """Return the folder names directly under `prefix`."""
         with self._translate_read_errors(prefix):
             try:
-                return sorted(
+                names = sorted(
                     e.name
                     for e in os.scandir(self.root / prefix)
                     if e.is_dir() and e.name != _INTERNAL_FOLDER
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return []
+        _require_utf8(self.root / prefix, names)
+        return names
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
@@ -270,13 +273,31 @@ class LocalStore:
             raise _translate_os_error(self.root / folder, error) from error
         # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
         # sorts with its slash, as its keys do: "a-b" comes before "a/b".
-        for key in sorted(
-            key for name in entries if _is_within(key := folder + name, prefix, after)
-        ):
+        keys = sorted(key for name in entries if _is_within(key := folder + name, prefix, after))
+        _require_utf8(self.root, keys)
+        for key in keys:
             if key.endswith("/"):
                 yield from self._walk_keys(key, prefix, after)
             else:
                 yield key
+
+
+def _require_utf8(folder: Path, names: list[str]) -> None:
+    """Refuse a name that is not UTF-8.
+
+    Raises:
+        ConfigurationError: no record can name the file, so it would never count as read.
+    """
+    try:
+        "".join(names).encode()  # at once, because a folder may have very many
+    except UnicodeEncodeError as error:
+        bad = next(name for name in names if not _is_utf8(name))
+        path = os.fsencode(folder / bad).decode(errors="backslashreplace")
+        raise FILE_NAME_UNREADABLE(path=path) from error
+
+
+def _is_utf8(name: str) -> bool:
+    return name.encode(errors="ignore").decode() == name
 
 
 def _is_within(key: str, prefix: str, after: str) -> bool:

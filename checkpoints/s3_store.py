@@ -93,6 +93,8 @@ class S3Settings(BaseModel):
         endpoint: None for AWS itself.
         access_key: None: boto3 looks for credentials (environment, profile, instance role).
         session_token: of keys that are valid for some hours.
+        profile: of AWS's configuration files, for keys that boto3 renews before they expire. Only
+            tasks have one (`executor_keys`); others name it in AWS_PROFILE.
         connect_timeout, read_timeout: seconds, for one request.
         budget: seconds after which an operation is not repeated again; a listing has them for each
             page.
@@ -107,6 +109,7 @@ class S3Settings(BaseModel):
     access_key: str | None = None
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
+    profile: str | None = None
     connect_timeout: float = 3.0
     read_timeout: float = 10.0
     budget: float = 15.0
@@ -127,9 +130,10 @@ class S3Settings(BaseModel):
             prefix=prefix,
             endpoint=given("TIDEGATE_S3_ENDPOINT") or given("AWS_ENDPOINT_URL_S3"),
             region=given("TIDEGATE_S3_REGION") or given("AWS_REGION") or "us-east-1",
-            access_key=given("TIDEGATE_S3_ACCESS_KEY"),
+            access_key=given("TIDEGATE_S3_ACCESS_KEY") or None,
             secret_key=SecretStr(secret) if secret else None,
             session_token=SecretStr(token) if token else None,
+            profile=given("TIDEGATE_S3_PROFILE") or None,
         )
 
     def reveal_keys(self) -> tuple[str | None, str | None, str | None]:
@@ -528,7 +532,7 @@ def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
     import botocore.session
     from botocore.config import Config
 
-    core = botocore.session.get_session()
+    core = botocore.session.Session(profile=settings.profile)
     core.get_component("response_parser_factory").set_parser_defaults(
         timestamp_parser=_parse_timestamp
     )

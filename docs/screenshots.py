@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any, Literal
 
 from PIL import Image
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
@@ -132,8 +133,8 @@ def save_screenshot(
     *,
     width: int = 1280,
     height: int = 900,
-    scheme: str = "light",
-    cookie: dict[str, str] | None = None,
+    scheme: Literal["light", "dark"] = "light",
+    cookie: Any = None,
     do: Callable[[Page], None] = lambda page: None,
 ) -> None:
     """Save one PNG."""

@@ -156,7 +156,8 @@ def _build_spark_settings(driven: PipelineSpec | JobSpec) -> SparkSpec:
     memory = driven.conf.get("spark.driver.memory", "1g")  # Spark's own default
     # What comes from the environment, the driver sets when the script makes its session.
     shown = {key: text for key, text in driven.conf.items() if not text.startswith("env:")}
-    return SparkSpec(driver_memory=memory, conf={**shown, **jars})
+    # Spark SQL evaluates the rows of a job, often in the JVM of its driver.
+    return SparkSpec(driver_memory=memory, jvm="throughput", conf={**shown, **jars})
 
 
 def find_cluster_kind(

@@ -6,8 +6,10 @@ those of live order segments. Positions are contiguous over all files.
 - *Without an order* a task writes the rows of its unit; the driver knows from the first job at
   which position each slice begins.
 - *In order* rows are divided into ranges of (section, event time), the targets: late rows that
-  leave at once, rows that leave in order, and rows that stay. A task that cuts its rows tells every
-  target how many rows it has for each of them, so each target knows its first position.
+  leave at once, rows that leave in order, and rows that stay. Either tasks cut rows, which Spark
+  moves to a task for each target, or each task reads all rows and writes its share of the targets.
+  A task that cuts rows tells every target how many rows it has for each of them, so each target
+  knows its first position.
 """
 
 import os
@@ -42,6 +44,8 @@ from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
 
 RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
+_CUT_BYTES: Final = 8 << 20
+"""Bytes of kept rows that a task cuts at a time."""
 _KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 _NAMES: Final = pa.dictionary(pa.int32(), pa.string())
 _Ints = NDArray[np.int64]
@@ -92,7 +96,8 @@ class RangesOrder(EventsOrder):
             leave at once, rows that leave in order, rows that stay.
         segments: those of which rows leave or are counted.
         merged: keys of segments whose rows that stay are written again.
-        maps: how many tasks cut rows.
+        maps: how many tasks divide the segments among them.
+        shares: how many tasks read all rows; 0: Spark moves the rows to a task for each target.
     """
 
     before: ReleaseMark
@@ -102,6 +107,7 @@ class RangesOrder(EventsOrder):
     segments: tuple[FileRef, ...]
     merged: frozenset[str]
     maps: int
+    shares: int
 
     @property
     def firsts(self) -> list[int]:
@@ -218,32 +224,60 @@ Shipped = tuple[int, CutPiece | CutSummary]
 """A target, and what is for it."""
 
 
+def write_share(
+    order: RangesOrder, share: int, pieces: Iterable[KeptPiece]
+) -> Iterator[FileAnswer]:
+    """Write every `shares`-th target, from all kept rows and all segments."""
+    own = range(share, order.firsts[-1], order.shares)
+    yield from write_targets(order, _cut_rows(order, order.segments, pieces, own))
+
+
 def cut_rows(order: RangesOrder, task: int, pieces: Iterable[KeptPiece]) -> Iterator[Shipped]:
-    """Cut kept rows, and those of this task's share of the segments, by their targets."""
+    """Cut kept rows, and those of this task's part of the segments, by their targets."""
+    segments = order.segments[task :: order.maps]
+    yield from _cut_rows(order, segments, pieces, range(order.firsts[-1]))
+
+
+def _cut_rows(
+    order: RangesOrder, segments: Iterable[FileRef], pieces: Iterable[KeptPiece], own: range
+) -> Iterator[Shipped]:
+    """Cut rows, and yield those of these targets."""
     counts, taken, error = np.zeros(order.firsts[-1], np.int64), 0, None
     waiting: dict[str, tuple[int, int]] = {}
 
     def ship_rows(rows: pa.Table, *, waited: bool) -> Iterator[Shipped]:
-        """Yield rows for their targets."""
-        for target, part in _divide_rows(order, rows):
-            counts[target] += part.num_rows
+        """Yield rows for their targets, and count all."""
+        targets = _find_targets(order, rows)
+        counts[:] += np.bincount(targets, minlength=counts.size)
+        for target, part in _divide_rows(rows, targets, own):
             for data in encode_in_pieces(part):
                 yield target, CutPiece(data, waited)
 
-    kept = [decode_rows(piece.data) for piece in pieces]
-    if kept:
-        rows = pa.concat_tables(kept).combine_chunks()
-        taken = rows.num_rows
+    for rows in _join_kept_rows(pieces):
+        taken += rows.num_rows
         yield from ship_rows(rows, waited=False)
     try:
-        for ref in order.segments[task :: order.maps]:
+        for ref in segments:
             rows, waiting[ref.key] = _read_segment(order, ref)
             yield from ship_rows(rows, waited=True)
     except TidegateError as failure:
         error = failure
     summary = CutSummary(tuple(counts.tolist()), taken, waiting, error)
-    for target in range(counts.size):
+    for target in own:
         yield target, summary
+
+
+def _join_kept_rows(pieces: Iterable[KeptPiece]) -> Iterator[pa.Table]:
+    """Yield kept rows as tables of about `_CUT_BYTES`: small ones take as long to cut."""
+    tables, size = list[pa.Table](), 0
+    for piece in pieces:
+        tables.append(decode_rows(piece.data))
+        size += len(piece.data)
+        if size >= _CUT_BYTES:
+            yield pa.concat_tables(tables).combine_chunks()
+            tables, size = [], 0
+    if tables:
+        yield pa.concat_tables(tables).combine_chunks()
 
 
 def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[FileAnswer]:
@@ -298,35 +332,32 @@ def _join_pieces(order: RangesOrder, pieces: list[CutPiece]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _divide_rows(order: RangesOrder, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the targets of some rows, with the rows for each."""
-    if not rows.num_rows:
-        return
-    targets = _find_targets(order, rows)
-    if (targets == targets[0]).all():
-        yield int(targets[0]), rows
-        return
-    places = np.argsort(targets, kind="stable")
-    found, starts = np.unique(targets[places], return_index=True)
-    rows = rows.take(pa.array(places))
-    sizes = np.diff(starts, append=targets.size)
-    for target, start, size in zip(found, starts, sizes, strict=True):
-        yield int(target), rows.slice(int(start), int(size))
+def _divide_rows(
+    rows: pa.Table, targets: NDArray[np.int64], own: range
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield some of the targets, with the rows for each."""
+    for target in own:
+        places = np.flatnonzero(targets == target)
+        if places.size == rows.num_rows:
+            yield target, rows
+        elif places.size:
+            yield target, rows.take(pa.array(places))
 
 
-def _find_targets(order: RangesOrder, rows: pa.Table) -> NDArray[np.int16]:
+def _find_targets(order: RangesOrder, rows: pa.Table) -> NDArray[np.int64]:
     times, late = rows["_et"].to_numpy(), rows["_late"].to_numpy()
+    late_bounds, leaving_bounds, staying_bounds = order.ranges
+    # The rows that leave end where those begin that stay.
+    bounds = (*leaving_bounds, order.after, *staying_bounds)
     # Rows that a task kept are of the epoch's section.
     waited = "_section" in rows.column_names
-    sections = rows["_section"].to_numpy() if waited else np.full(times.size, order.section)
-    targets = np.zeros(rows.num_rows, np.int16)
+    sections = rows["_section"].to_numpy() if waited else np.full(1, order.section)
+    targets = np.zeros(rows.num_rows, np.int64)
     for section in np.unique(sections).tolist():
-        own = sections == section
-        leaves = times < order.after.bound_section(section)
-        sorts = (own & late, own & ~late & leaves, own & ~late & ~leaves)
-        for first, bounds, chosen in zip(order.firsts, order.ranges, sorts, strict=False):
-            ends = np.array([mark.bound_section(section) for mark in bounds], np.int64)
-            targets[chosen] = first + np.searchsorted(ends, times[chosen], side="right")
+        own = sections == section if waited else np.ones(rows.num_rows, bool)
+        for first, marks, chosen in ((0, late_bounds, late), (order.firsts[1], bounds, ~late)):
+            ends = np.array([mark.bound_section(section) for mark in marks], np.int64)
+            targets[own & chosen] = first + np.searchsorted(ends, times[own & chosen], side="right")
     return targets
 
 

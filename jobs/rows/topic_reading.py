@@ -1,8 +1,8 @@
 """Reads the planned offset ranges of topics in a task, with a client of its own process.
 
-The settings of the client may hold a password, so they are not part of a job. They reach the worker
-as its environment. A worker of Spark Connect has the environment of its host: it finds there what
-the settings of the spec refer to.
+The options of the client may hold a password, so they are not part of a job. They reach the worker
+as its environment, and so do the variables that they refer to. Executors that have keys of their
+own, and those of Spark Connect, find these variables in the environment of their host.
 """
 
 import json
@@ -37,8 +37,8 @@ from .json_messages import (
 from .message_schemas import find_unknown_schemas
 from .protobuf_messages import plan_protobuf_messages, read_protobuf_messages
 
-_SETTINGS_PREFIX: Final = "TIDEGATE_KAFKA_SETTINGS_"
-"""A pipeline's name follows. The value is source -> settings of its client, as JSON.
+_OPTIONS_PREFIX: Final = "TIDEGATE_KAFKA_OPTIONS_"
+"""A pipeline's name follows. The value is source -> `kafka.options` of the spec, as JSON.
 
 Pipelines of one Spark session share workers, and may have sources of the same name.
 """
@@ -94,32 +94,42 @@ def list_undecoded_sources(spec: PipelineSpec) -> frozenset[str]:
     return frozenset(name for name, source in topics.items() if _plan_messages(source) is None)
 
 
-def build_settings_variable(spec: PipelineSpec) -> dict[str, str]:
-    """Return the variable with the settings of a pipeline's topics.
+def build_settings_variables(spec: PipelineSpec, *, with_secrets: bool) -> dict[str, str]:
+    """Return the variables in which tasks find the settings of a pipeline's topics.
 
     None without topics, and none for Spark Connect, which gives workers no variables.
+
+    Args:
+        spec: of the pipeline.
+        with_secrets: also those that the options refer to. Otherwise the workers have them.
 
     Raises:
         ConfigurationError: a variable that the options name is not set.
     """
-    if spec.spark.uses_connect:
-        return {}
     topics = {name: source.kafka for name, source in spec.sources.items() if source.kafka}
-    found = {
-        name: translate_settings(build_consumer_settings(kafka)) for name, kafka in topics.items()
-    }
-    return {_SETTINGS_PREFIX + spec.name: json.dumps(found, sort_keys=True)} if found else {}
+    if spec.spark.uses_connect or not topics:
+        return {}
+    options = {name: kafka.options for name, kafka in topics.items()}
+    found = {_OPTIONS_PREFIX + spec.name: json.dumps(options, sort_keys=True)}
+    for kafka in topics.values():
+        settings = build_consumer_settings(kafka)
+        for option, value in kafka.options.items():
+            if with_secrets and value.startswith("env:"):
+                found[value.removeprefix("env:")] = settings[option]
+    return found
 
 
 def remove_settings(spec: PipelineSpec) -> PipelineSpec:
     """Return the spec without the settings of clients, for the plan of a job.
 
-    Spark Connect needs them there; they have no secrets in them (`require_readable_topics`).
+    Spark Connect needs the options there; they have no secrets in them (`require_readable_topics`).
+    The driver alone asks registries.
     """
-    if spec.spark.uses_connect:
-        return spec
+    hidden: JsonObject = {"registry_login": None}
+    if not spec.spark.uses_connect:
+        hidden["options"] = {}
     shown = {
-        name: source.model_copy(update={"kafka": source.kafka.model_copy(update={"options": {}})})
+        name: source.model_copy(update={"kafka": source.kafka.model_copy(update=hidden)})
         for name, source in spec.sources.items()
         if source.kafka is not None
     }
@@ -139,10 +149,10 @@ def require_settings(spec: PipelineSpec) -> None:
 
 def _find_settings(spec: PipelineSpec, name: str) -> dict[str, Any]:
     """Return the settings of a source's client as this process has them."""
-    if not spec.spark.uses_connect:
-        found: dict[str, Any] = json.loads(os.environ[_SETTINGS_PREFIX + spec.name])[name]
-        return found
     kafka = get_kafka_options(spec.sources[name])
+    if not spec.spark.uses_connect:
+        options = json.loads(os.environ[_OPTIONS_PREFIX + spec.name])[name]
+        kafka = kafka.model_copy(update={"options": options})
     return translate_settings(build_consumer_settings(kafka))
 
 

@@ -29,6 +29,7 @@ from tidegate.jobs.rows.event_files import (
     RangesOrder,
     Shipped,
     cut_rows,
+    write_share,
     write_targets,
     write_unit_events,
 )
@@ -89,7 +90,7 @@ def run_read_job(
         PySparkException: a task failed, or the server is gone.
         PoisonError: an answer did not arrive.
     """
-    assert not variables  # noqa: S101 - see `build_settings_variable`
+    assert not variables  # noqa: S101 - see `build_settings_variables`
     if not units:
         return [], None
     # A job that runs again must not find the rows of the first one.
@@ -115,13 +116,13 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
-    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    """Write rows in order: by one task, or each target by one of its own."""
     rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
-    if not shuffle:
-        files = rows.coalesce(1).mapInArrow(partial(_release_rows, packed), ROWS)
+    if order.shares:
+        files = rows.coalesce(1).mapInArrow(partial(_write_all, packed), ROWS)
         return sort_file_answers(order, collect_answers(files), 1)
     targets = order.firsts[-1]
     shipped = rows.mapInArrow(partial(_cut_rows, packed), ROWS)
@@ -228,11 +229,11 @@ def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
     yield from _make_answers(write_targets(_pickle.loads(packed), _read_shipped(batches)))
 
 
-def _release_rows(packed: bytes, batches: _Batches) -> _Batches:
+def _write_all(packed: bytes, batches: _Batches) -> _Batches:
     prepare_worker()
     order: RangesOrder = _pickle.loads(packed)
     _, pieces = _read_pieces(batches)
-    yield from _make_answers(write_targets(order, cut_rows(order, 0, pieces)))
+    yield from _make_answers(write_share(order, 0, pieces))
 
 
 def _run_body(

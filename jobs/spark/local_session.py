@@ -33,6 +33,11 @@ class LocalContext:
         found = [[item] for item in items]
         return LocalRows(lambda: found or [[] for _ in range(parts)], parts)
 
+    def union(self, rows: list[LocalRows]) -> LocalRows:
+        """The partitions of all of them."""
+        parts = sum(own.getNumPartitions() for own in rows)
+        return LocalRows(lambda: [part for own in rows for part in own.glom()], parts)
+
     def accumulator(self, value: Any, kind: Any) -> LocalAccumulator:
         """What tasks add to."""
         return LocalAccumulator(value, kind)

@@ -23,7 +23,7 @@ from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.stored_partials import delete_tables
-from tidegate.jobs.rows.topic_reading import build_settings_variable, remove_settings
+from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import InspectedObject
@@ -34,7 +34,7 @@ from .epoch_context import EpochContext
 from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
-from .python_tasks import StoreSample
+from .python_tasks import StoreSample, build_topic_variables
 from .reducer_tasks import SparkReducerRunner, check_shared_disk
 from .shared_store import require_shared_store
 from .spark_session import (
@@ -158,12 +158,12 @@ class SparkMover:
         """
         spec = self._spec
         try:
-            variables = build_settings_variable(spec)
             topics = [one.kafka for one in spec.sources.values() if one.kafka is not None]
             libraries = ["confluent_kafka"] if topics else []
             if any(kafka.payload == "protobuf" for kafka in topics):
                 libraries.append("google.protobuf.message")
             session, key = self._sessions.full, BucketLayout(spec.name).lease_key
+            variables = build_topic_variables(session, spec)
             sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
             runner = choose_runner(session)
             runner.start_workers(session, variables, libraries, sample, remove_settings(spec))

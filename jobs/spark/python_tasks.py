@@ -37,11 +37,13 @@ from tidegate.jobs.rows.event_files import (
     FileAnswer,
     RangesOrder,
     cut_rows,
+    write_share,
     write_targets,
     write_unit_events,
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
+from tidegate.jobs.rows.topic_reading import build_settings_variables, require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -142,24 +144,23 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
-    """Write rows in order: by one task, or, with `shuffle`, each range by one of its own."""
+    """Write rows in order: each target by a task of its own, or by the tasks that share them."""
     context = prepare_context(sessions.full)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
-    if not shuffle:
-        write: Callable[..., Any] = partial(_release_rows, order)
-        return _collect_files(order, rows.coalesce(1).mapPartitionsWithIndex(write))
+    if order.shares:
+        write: Callable[..., Any] = partial(_write_share, order)
+        shares = context.union([rows.coalesce(1)] * order.shares)
+        return _collect_files(order, shares.mapPartitionsWithIndex(write))
     shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
     ranges = shipped.partitionBy(order.firsts[-1], int)
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
-def count_maps(kept: KeptRows | None, segments: int, *, shuffle: bool) -> int:
-    """How many tasks cut rows of a release; `segments` are those that it reads."""
-    if not shuffle:
-        return 1
-    return max(segments, 1) if kept is None else kept.units
+def count_tasks(session: SparkSession) -> int | None:
+    """How many tasks run at a time; None: Spark Connect does not say."""
+    return session.sparkContext.defaultParallelism if hasattr(session, "sparkContext") else None
 
 
 def _collect_files(order: EventsOrder, rows: Any) -> list[FileAnswer]:
@@ -186,10 +187,9 @@ def log_files(
     job: str, folders: AttemptFolders, answers: Sequence[FileAnswer], written_by: int = 1
 ) -> None:
     """Log the tasks of a job, which have written files."""
-    tasks = [_describe_file(number, answer) for number, answer in enumerate(answers)]
-    if written_by < len(tasks):  # one task has written all files
-        sums = {name: sum(task[name] for task in tasks) for name in ("rows", "bytes", "cpu")}
-        tasks = [tasks[0] | sums]
+    written_by = min(written_by, len(answers))
+    # Of fewer tasks than files each has written its share (`write_share`).
+    tasks = [_describe_writer(task, answers[task::written_by]) for task in range(written_by)]
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
@@ -223,18 +223,19 @@ def start_workers(
 ) -> None:
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
-    They have the keys and settings of this process, so `sample` and `spec` are not looked at.
+    They see the store of this process, so `sample` is not looked at. The variables of the topics of
+    `spec` are theirs where they have keys of their own.
     """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
-    body = partial(_import_kernel, libraries)
+    body = partial(_import_kernel, libraries, spec if have_executors_keys(session) else None)
     context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
 
 
 def prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
     """Return the context, whose workers get the variables of the store, and these.
 
-    Keys are not among them where executors have their own.
+    Keys of the store are not among them where executors have their own.
     """
     context = session.sparkContext
     own = select_driver_variables(os.environ, with_keys=not have_executors_keys(session))
@@ -244,6 +245,15 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
         # Replaced, not changed: PySpark may be reading it for a job of another thread.
         context.environment = {**context.environment, **variables}
     return context
+
+
+def build_topic_variables(session: SparkSession, spec: PipelineSpec) -> dict[str, str]:
+    """Return the variables of a pipeline's topics for workers, as `run_read_job` takes them.
+
+    Raises:
+        ConfigurationError: a variable that the options of a topic name is not set.
+    """
+    return build_settings_variables(spec, with_secrets=not have_executors_keys(session))
 
 
 def have_executors_keys(session: SparkSession) -> bool:
@@ -285,14 +295,16 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
     }
 
 
-def _describe_file(number: int, answer: FileAnswer) -> dict[str, Any]:
+def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
+    """Return what the log says of a task that has written these files."""
+    files = [answer.file for answer in answers if answer.file is not None]
     return {
-        "task": number,
-        "rows": answer.file.rows if answer.file else 0,
-        "bytes": answer.file.bytes if answer.file else 0,
-        "pid": answer.pid,
-        "parent": answer.parent,
-        "cpu": round(answer.cpu, 6),
+        "task": task,
+        "rows": sum(file.rows for file in files),
+        "bytes": sum(file.bytes for file in files),
+        "pid": answers[0].pid,
+        "parent": answers[0].parent,
+        "cpu": round(sum(answer.cpu for answer in answers), 6),
     }
 
 
@@ -373,11 +385,11 @@ def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAn
     yield from write_targets(order, shipped)
 
 
-def _release_rows(
-    order: RangesOrder, task: int, pieces: Iterator[KeptPiece]
+def _write_share(
+    order: RangesOrder, share: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
     prepare_worker()
-    yield from write_targets(order, cut_rows(order, task, pieces))
+    yield from write_share(order, share, pieces)
 
 
 def build_events_in_task(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
@@ -396,9 +408,13 @@ def describe_units(
         yield describe_unit(unit), TaskReport.measure_since(begun)
 
 
-def _import_kernel(libraries: Sequence[str], rows: Iterator[int]) -> Iterator[int]:
-    """The body of a task that only starts its worker."""
+def _import_kernel(
+    libraries: Sequence[str], spec: PipelineSpec | None, rows: Iterator[int]
+) -> Iterator[int]:
+    """The body of a task that starts its worker, and looks for the variables of topics."""
     import_libraries(libraries)
+    if spec is not None:
+        require_settings(spec)
     yield from rows
 
 

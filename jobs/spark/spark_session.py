@@ -21,6 +21,10 @@ from pyspark.sql import SparkSession
 
 from tidegate.errors import ErrorDefinition, PoisonError, TidegateError, TransientError
 from tidegate.jobs.rows.stored_partials import RESULT_BYTES
+from tidegate.jobs.rules.native_support import (
+    explain_spark_aggregates,
+    explain_unproven_expressions,
+)
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import read_data_file
@@ -57,7 +61,15 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     # setting.
     python = spec.spark.conf.get("spark.pyspark.python", sys.executable)
     os.environ.setdefault("PYSPARK_PYTHON", python)
-    return start_classic_session(add_connector_jars(spec), spec.name)
+    spark = add_connector_jars(spec)
+    if spark.jvm == "auto" and runs_on_one_host(spark) and _is_evaluated_by_spark(spec):
+        spark = spark.model_copy(update={"jvm": "throughput"})
+    return start_classic_session(spark, spec.name)
+
+
+def _is_evaluated_by_spark(spec: PipelineSpec) -> bool:
+    """Whether Spark SQL is known to evaluate all rows of a source or of a window."""
+    return bool(explain_unproven_expressions(spec) or explain_spark_aggregates(spec))
 
 
 def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:

@@ -31,7 +31,6 @@ from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.stored_partials import SENT_BYTES, StoredTable
 from tidegate.jobs.rows.task_support import explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import (
-    build_settings_variable,
     list_undecoded_sources,
     remove_settings,
 )
@@ -47,7 +46,12 @@ from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .kafka_payloads import require_schemas
-from .python_tasks import KeptRows, describe_units, sort_inspections
+from .python_tasks import (
+    KeptRows,
+    build_topic_variables,
+    describe_units,
+    sort_inspections,
+)
 from .spark_session import SparkSessions
 from .task_runner import choose_runner
 
@@ -192,7 +196,7 @@ def read_units(
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
     run_job = run_expression_job if order.by_spark else choose_runner(sessions.full).run_read_job
-    return run_job(sessions, order, units, build_settings_variable(spec))
+    return run_job(sessions, order, units, build_topic_variables(sessions.full, spec))
 
 
 def _make_read_order(

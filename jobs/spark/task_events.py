@@ -30,12 +30,16 @@ from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS
 
 from .epoch_context import EpochContext, has_rows_from_mark
-from .python_tasks import count_maps
+from .python_tasks import count_tasks
 from .task_epochs import TaskScans
 from .task_runner import choose_runner
 
 _TABLE: Final = f"table:{EVENTS}"
 _SEGMENT_SAMPLES: Final = 64
+MOST_READERS: Final = 4
+"""Up to so many tasks it is quicker that each reads all rows than that Spark moves them."""
+_SHARE_BYTES: Final = 4 * RANGE_BYTES
+"""Bytes of rows that such a task holds, as Arrow has them."""
 _UNPACKED: Final = 4
 """How many times as large rows are in Arrow as in a Parquet file, about."""
 _Weights = list[tuple[ReleaseMark, float]]
@@ -111,7 +115,7 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     if not plan.order.kept and not plan.order.segments:
         return ReleasedRows(segments=plan.untouched)
     runner = choose_runner(epoch.sessions.full)
-    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order, shuffle=plan.shuffle)
+    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order)
     return _sum_answers(epoch, plan.untouched, found)
 
 
@@ -183,7 +187,6 @@ class _ReleasePlan:
 
     order: RangesOrder
     untouched: tuple[FileRef, ...]
-    shuffle: bool
 
 
 def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
@@ -205,9 +208,9 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
     weights = _gather_weights(epoch, scans, read)
     summaries = [answer.kept for answer in scans.answers if answer.kept is not None]
     size = sum(one.size for one in summaries) + sum(ref.bytes * _UNPACKED for ref in read)
-    shuffle = size > RANGE_BYTES
     total = sum(weight for own in weights for _, weight in own)
-    ranges = tuple(_divide_ranges(own, size / total) if shuffle else () for own in weights)
+    ranges = tuple(_divide_ranges(own, size / max(total, 1)) for own in weights)
+    shares = _count_shares(epoch, size)
     order = RangesOrder(
         **vars(_make_order(epoch, scans)),
         before=before,
@@ -216,10 +219,21 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
         ranges=ranges,
         segments=read,
         merged=merged,
-        maps=count_maps(scans.kept, len(read), shuffle=shuffle),
+        maps=1 if shares else max(len(read), 1) if scans.kept is None else scans.kept.units,
+        shares=shares,
     )
     untouched = tuple(ref for ref in kept if ref.key not in merged)
-    return _ReleasePlan(order, untouched, shuffle)
+    return _ReleasePlan(order, untouched)
+
+
+def _count_shares(epoch: EpochContext, size: int) -> int:
+    """How many tasks share the targets of rows of so many bytes; 0: Spark moves the rows."""
+    if size <= RANGE_BYTES:
+        return 1
+    tasks = count_tasks(epoch.sessions.full)
+    if tasks is None or tasks > MOST_READERS or size > tasks * _SHARE_BYTES:
+        return 0
+    return tasks
 
 
 def _gather_weights(
@@ -248,11 +262,13 @@ def _sample_rows(section: int, times: list[int], rows: int) -> _Weights:
 
 
 def _divide_ranges(weights: _Weights, row_size: float) -> tuple[ReleaseMark, ...]:
-    """Bounds between ranges of about `RANGE_BYTES`, of rows of so many bytes each."""
-    bounds, size = list[ReleaseMark](), 0.0
+    """Bounds between ranges of about the same size, `RANGE_BYTES` at most."""
+    total = sum(rows for _, rows in weights)
+    step = total / max(-(-total * row_size // RANGE_BYTES), 1)
+    bounds, before = list[ReleaseMark](), 0.0
     for mark, rows in sorted(weights):
-        if size >= RANGE_BYTES and mark > max(bounds, default=mark._replace(time=mark.time - 1)):
+        is_new = not bounds or mark > bounds[-1]
+        if is_new and before >= step * (len(bounds) + 1):
             bounds.append(mark)
-            size = 0.0
-        size += rows * row_size
+        before += rows
     return tuple(bounds)

@@ -31,7 +31,7 @@ class TaskRunner(Protocol):
     ) -> list[FileAnswer]: ...
 
     def run_release_job(
-        self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder, *, shuffle: bool
+        self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
     ) -> list[FileAnswer]: ...
 
     def run_small_job(

@@ -101,9 +101,12 @@ class SparkSpec(SpecModel):
     """Spark master of a driver that is started as a process."""
     driver_memory: str = "2g"
     """Memory of the driver's JVM."""
-    jvm: Literal["quick", "throughput"] = "throughput"
-    """``quick`` compiles lightly: a new driver seals its first epoch several times sooner, and
-    epochs of few rows stay fast. ``throughput`` suits millions of rows per epoch.
+    jvm: Literal["auto", "quick", "throughput"] = "auto"
+    """How the driver's JVM compiles. ``quick`` compiles lightly: a new driver seals its first epoch
+    sooner. ``throughput`` is faster where Spark SQL evaluates millions of rows in this JVM.
+
+    ``auto`` is ``throughput`` for a local master and a pipeline with expressions or aggregates that
+    only Spark SQL computes, else ``quick``.
     """
     staging: Literal["disk", "bucket"] = "disk"
     """Where reducers of a pipeline with streams run on a cluster: ``disk`` says that driver and
@@ -122,11 +125,12 @@ class SparkSpec(SpecModel):
     def jvm_options(self) -> str:
         """Options of the driver's JVM for `jvm`; empty for ``throughput``.
 
-        A new JVM spends most of its first minute compiling what a small epoch runs a few times.
+        ``auto`` has those of ``quick``; `spark_session.open_session` resolves it before. A new JVM
+        spends most of its first minute compiling what a small epoch runs a few times.
         """
         # With one compiler Java reserves 48 MB for code, and ends when Spark has filled them.
         quick = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-        return quick if self.jvm == "quick" else ""
+        return "" if self.jvm == "throughput" else quick
 
 
 class SubmitSpec(SpecModel):

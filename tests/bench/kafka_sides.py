@@ -62,7 +62,7 @@ def spec_of(servers: str, batch: int) -> PipelineSpec:
     fields = {
         "name": "bench_windows",
         "sources": {"topic": source},
-        "spark": {"driver_memory": "4g", "jvm": "throughput"},
+        "spark": {"driver_memory": "4g"},
     }
     return PipelineSpec.model_validate(
         {**fields, **JOBS["windows"], "coalesce": {"idle_timeout": "never"}}

@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--jvm", choices=["quick", "throughput"], default="throughput")
+    parser.add_argument("--jvm", choices=["auto", "quick", "throughput"], default="auto")
     parser.add_argument("--event-log", type=Path, help="write Spark's event log here")
     given = parser.parse_args()
     log = (

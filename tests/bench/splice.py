@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         place = Path(folder)
         generate(place / "input", chosen.rows, chosen.files)
         offline(place / "input", chosen.rows)
-        spec = bench_spec("both", {"jvm": "throughput"})
+        spec = bench_spec("both", {})
         with contextlib.redirect_stdout(sys.stderr):
             full = measure(spec, place / "input", place / "store")
         store = LocalStore(place / "store")

@@ -134,6 +134,13 @@ def test_systemd_accepts_the_units(unit: Path, tmp_path: Path) -> None:
     assert complaints == []
 
 
+def test_files_of_the_units_are_private() -> None:
+    """Rows are in logs, in checkpoints of jobs and in scratch files."""
+    units = sorted((DEPLOY / "systemd").glob("*.service"))
+    assert units
+    assert [unit.name for unit in units if "\nUMask=0077\n" not in unit.read_text()] == []
+
+
 def test_systemd_restarts_what_can_be_helped() -> None:
     """Exit codes that need a person are not restarted.
 

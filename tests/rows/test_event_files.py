@@ -24,10 +24,16 @@ from tidegate.jobs.rows.event_files import (
     FileAnswer,
     RangesOrder,
     cut_rows,
+    write_share,
     write_targets,
     write_unit_events,
 )
-from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
+from tidegate.jobs.rows.kept_rows import (
+    KeptPiece,
+    decode_rows,
+    encode_kept_rows,
+    encode_rows,
+)
 from tidegate.jobs.rows.unit_reading import read_unit
 
 MEMBERS = {0: EventMember("a", "0", 0, False), 1: EventMember("b", "0", 1, True)}
@@ -61,11 +67,11 @@ def read_files(store: LocalStore, answers: list[FileAnswer], kind: str) -> pa.Ta
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths)
 
 
-def ranges_of(kept: Any, ranges: Any, maps: int = 2) -> RangesOrder:
+def ranges_of(kept: Any, ranges: Any, maps: int = 2, shares: int = 0) -> RangesOrder:
     """A release of the rows below `AFTER`."""
     (spec, store), _ = kept
     common = (spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
-    return RangesOrder(*common, FIRST_RELEASE_MARK, AFTER, 7, ranges, (), frozenset(), maps)
+    return RangesOrder(*common, FIRST_RELEASE_MARK, AFTER, 7, ranges, (), frozenset(), maps, shares)
 
 
 def test_units_are_written_at_known_positions(kept: Any) -> None:
@@ -78,6 +84,33 @@ def test_units_are_written_at_known_positions(kept: Any) -> None:
     assert rows["_source"].to_pylist() == ["a"] * 50 + ["b"] * 50
     assert rows["_late"].to_pylist() == [False] * 50 + [True] * 50
     assert rows["_seq"].to_pylist() == [*range(50), *range(50)]
+
+
+def test_pieces_leave_out_what_follows_from_few_numbers() -> None:
+    """Rows come back as they were, whatever of them was left out."""
+    times = pa.array([5, 7, 6], pa.int64())
+    columns = {
+        "t": times.cast(pa.timestamp("us", "UTC")),
+        "_et": times,
+        "_seq": pa.array([4, 5, 6], pa.int64()),
+        "_slice": pa.array([2, 2, 2], pa.int32()),
+        "_late": pa.array([False, False, False]),
+    }
+    changes: list[dict[str, Any]] = [
+        {},
+        {"t": pa.array([5, None, 6], pa.timestamp("us", "UTC"))},
+        {"_et": pa.array([5, 7, 8], pa.int64())},
+        {"_seq": pa.array([4, 6, 7], pa.int64()), "_late": pa.array([True, True, True])},
+        {"_slice": pa.array([2, 3, 2], pa.int32()), "_late": pa.array([True, False, False])},
+    ]
+    sizes = []
+    for change in changes:
+        rows = pa.table(columns | change)
+        for part in (rows, rows.slice(1, 1), rows.slice(0, 0)):
+            data = encode_rows(part)
+            assert decode_rows(data).equals(part)
+        sizes.append(len(pa.ipc.open_stream(encode_rows(rows)).schema))
+    assert sizes == [1, 2, 2, 2, 3]
 
 
 def test_lost_rows_are_noticed(kept: Any) -> None:
@@ -103,8 +136,13 @@ def test_ranges_are_the_same_however_the_rows_arrive(kept: Any) -> None:
     shipped = [item for task in (1, 0) for item in cut_rows(many, task, reversed(pieces[task]))]
     cut = list(write_targets(many, shipped))
     assert [answer.number for answer in cut] == list(range(6))
+    shared = ranges_of(kept, many.ranges, maps=1, shares=2)
+    shares = [answer for share in (1, 0) for answer in write_share(shared, share, every)]
+    assert [answer.number for answer in shares] == [1, 3, 5, 0, 2, 4]
+    shares.sort(key=lambda answer: answer.number)
     for kind in ("table:events", "order"):
         assert read_files(store, cut, kind) == read_files(store, whole, kind)
+        assert read_files(store, shares, kind) == read_files(store, whole, kind)
     rows = read_files(store, cut, "table:events")
     assert rows["position"].to_pylist() == list(range(7, 7 + rows.num_rows))
     keys = list(zip(*(rows[c].to_pylist() for c in ("t", "_source", "_seq")), strict=True))

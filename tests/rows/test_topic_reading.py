@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from collections.abc import Generator, Iterator
@@ -33,7 +32,8 @@ from tidegate.jobs.rows import topic_reading
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.message_schemas import read_schemas
 from tidegate.jobs.rows.topic_reading import (
-    build_settings_variable,
+    _find_settings,
+    build_settings_variables,
     close_reader,
     list_undecoded_sources,
     remove_settings,
@@ -62,7 +62,7 @@ def read_cut(
     """What a task answers, as Spark sends it."""
     store = LocalStore(folder)
     (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
-    for name, value in build_settings_variable(spec).items():
+    for name, value in build_settings_variables(spec, with_secrets=True).items():
         monkeypatch.setenv(name, value)
     order = replace(order_of(remove_settings(spec), store), schemas=read_schemas(spec))
     answer: UnitAnswer = pickle.loads(pickle.dumps(read_unit(order, unit).answer))
@@ -112,7 +112,7 @@ def test_pipelines_of_a_session_keep_their_own_settings(
 
     monkeypatch.setattr(topic_reading, "RangeReader", NotedReader)
     for spec in (first, second):
-        for name, value in build_settings_variable(spec).items():
+        for name, value in build_settings_variables(spec, with_secrets=True).items():
             monkeypatch.setenv(name, value)
     for spec in (first, second, first, second):
         found = topic_reading.read_topic_ranges(remove_settings(spec), plan_cut(spec, {0: (0, 3)}))
@@ -216,13 +216,18 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
     spec = topic_spec(
         "b:9092", kafka={"options": {"client.id": "env:CLICKS_ID", "client.rack": "r"}}
     )
-    (variable,) = build_settings_variable(spec).values()
-    assert json.loads(variable)["a"]["client.id"] == "very secret"
+    options, value = build_settings_variables(spec, with_secrets=True).items()
+    assert value == ("CLICKS_ID", "very secret")
+    assert list(build_settings_variables(spec, with_secrets=False).items()) == [options]
+    assert "very secret" not in options[1]
     shown = remove_settings(spec).sources["a"].kafka
     assert shown is not None
     assert shown.options == {}
+    monkeypatch.setenv(*options)
+    monkeypatch.setenv("CLICKS_ID", "of this host")
+    assert _find_settings(remove_settings(spec), "a")["client.id"] == "of this host"
     objects = spec_of({"a": {}})
-    assert build_settings_variable(objects) == {}
+    assert build_settings_variables(objects, with_secrets=True) == {}
     assert remove_settings(objects) is objects
 
 
@@ -238,7 +243,7 @@ def test_messages_that_spark_sql_decodes_are_fetched_as_they_are(
     columns = {**COLUMNS, "price": "float", "who": "string"}
     spec = topic_spec(broker.servers, kafka=kafka, schema=columns)
     assert list_undecoded_sources(spec) == {"a"}
-    for name, value in build_settings_variable(spec).items():
+    for name, value in build_settings_variables(spec, with_secrets=True).items():
         monkeypatch.setenv(name, value)
     store = LocalStore(tmp_path)
     (unit,) = divide_cut(plan_cut(spec, {0: (1, 3)}), {}, store)
@@ -261,7 +266,7 @@ def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CLIENT", "tests")
     far = {**OFF, "spark": {"master": "sc://far"}}
     spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=far)
-    assert build_settings_variable(spec) == {}
+    assert build_settings_variables(spec, with_secrets=True) == {}
     assert remove_settings(spec) == spec
     require_settings(spec)
     monkeypatch.delenv("CLIENT")

@@ -49,6 +49,11 @@ def _leave_logs() -> Patches:
     ]
 
 
+def _overlook_sinks_ahead() -> Patches:
+    """A query starts over the log of a file sink, whatever the log holds."""
+    return [patch.object(job_run, "refuse_sink_ahead", lambda *_: None)]
+
+
 def _leave_functions() -> Patches:
     """Functions of the script are not called."""
     return [reword(sink_restore, "restore_sink", "callback(query, batch)", "pass"), *_renew_names()]
@@ -135,6 +140,7 @@ JOB_MUTANTS = [
     Mutant("finished_after_a_failure", _overlook_failures, fault="jobs-F2"),
     Mutant("debts_forgotten", _forget_debts, fault="core-C3"),
     Mutant("logs_left", _leave_logs, fault="jobs-F3"),
+    Mutant("sinks_ahead_overlooked", _overlook_sinks_ahead, fault="core-C22"),
     Mutant("functions_left", _leave_functions),
     Mutant("tables_left", _leave_tables),
     Mutant("delta_numbers_kept", _keep_delta_numbers),

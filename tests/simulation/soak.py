@@ -3,8 +3,9 @@
 Schedules until the time is over, and what was met.
 
 First a tour: for each possible cell of the table (a kind of fault at a step of the protocol)
-schedules that are cruel to it, until it was reached. Then one seed after the other. Exit code 1
-when a schedule ended in a violation, or, with ``--complete``, when a cell was not reached.
+schedules that are cruel to it, until it was reached. Then one seed after the other. The last
+seventh of the time goes to histories of jobs (`job_world`). Exit code 1 when a schedule or a history ended
+in a violation, or, with ``--complete``, when a cell was not reached.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+from structlog.testing import capture_logs
 from tests.simulation.cheap import cheap
 from tests.simulation.coverage import CELLS, table, unreached
+from tests.simulation.job_world import ViolationError, run_world
 from tests.simulation.schedule import run_seed
 
 _PER_JOB = 1 << 40  # seeds between two jobs' first ones
 _TRIES = 60  # schedules for a cell of the tour
+_HISTORIES = 1 / 7  # part of the time that histories of jobs take
 
 
 @dataclass
@@ -35,6 +39,7 @@ class Soak:
 
     schedules: int = 0
     toured: int = 0
+    histories: int = 0
     tour_cpu: float = 0.0
     steps: int = 0
     seconds: float = 0.0
@@ -47,6 +52,7 @@ class Soak:
         """What another process did meanwhile."""
         self.schedules += other.schedules
         self.toured += other.toured
+        self.histories += other.histories
         self.tour_cpu += other.tour_cpu
         self.steps += other.steps
         self.seconds = max(self.seconds, other.seconds)
@@ -77,6 +83,7 @@ class Soak:
                     f" states, {rate:.1f} schedules/s ({alone:.1f} per second of CPU,"
                     f" {rested:.1f} after the tour)"
                 ),
+                f"{self.histories} histories of jobs",
                 f"{self.schedules} schedules, {len(self.violations)} violations",
             ]
         )
@@ -101,9 +108,10 @@ def soak(seconds: float, seed: int = 0, *, jobs: int = 1, complete: bool = False
 
 def _run(seconds: float, seed: int, cells: tuple[tuple[str, str], ...], complete: bool) -> Soak:
     done, begun, cpu = Soak(), time.monotonic(), time.process_time()
+    for_jobs = seconds * _HISTORIES
     with cheap(), _seldom_collected():
         for number, focus in _plan(done, seed, cells):
-            if time.monotonic() - begun > seconds and not (complete and focus):
+            if time.monotonic() - begun > seconds - for_jobs and not (complete and focus):
                 break
             world = run_seed(number, states=done.states, focus=focus)
             done.schedules += 1
@@ -114,7 +122,23 @@ def _run(seconds: float, seed: int, cells: tuple[tuple[str, str], ...], complete
             if world.violation is not None:
                 done.violations.append((_name(number, focus), str(world.violation)))
     done.seconds, done.cpu = time.monotonic() - begun, time.process_time() - cpu
+    _run_histories(done, for_jobs, seed)
     return done
+
+
+def _run_histories(done: Soak, seconds: float, seed: int) -> None:
+    """Run histories of jobs for a while, at least one."""
+    begun = time.monotonic()
+    for number in count(seed):
+        try:
+            with capture_logs():
+                run_world(number)
+        except ViolationError as error:
+            said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            done.violations.append((f"{number} of jobs", said))
+        done.histories += 1
+        if time.monotonic() - begun > seconds:
+            return
 
 
 def _name(number: int, focus: tuple[str, str] | None) -> str:

@@ -43,12 +43,15 @@ def test_one_task_arranges_what_several_arrange(
     pairs = [Pair(spec, session, tmp_path / "one")]
     feed(pairs[0])
     monkeypatch.setattr(task_events, "RANGE_BYTES", 1000)
-    pairs.append(Pair(spec, session, tmp_path / "several"))
-    feed(pairs[1])
-    assert pairs[0].table("events") == pairs[1].table("events")
+    for readers in (4, 0):  # tasks that share the ranges, then a task for each
+        monkeypatch.setattr(task_events, "MOST_READERS", readers)
+        pairs.append(Pair(spec, session, tmp_path / f"several {readers}"))
+        feed(pairs[-1])
     assert len(pairs[0].table("events")) == 39
     shapes = [{name: kinds(pair, name) for name in ("events", "order")} for pair in pairs]
-    assert shapes[0] == shapes[1]
+    for pair, shape in zip(pairs[1:], shapes[1:], strict=True):
+        assert pair.table("events") == pairs[0].table("events")
+        assert shape == shapes[0]
 
 
 def kinds(pair: Pair, name: str) -> set[tuple[str, str]]:

@@ -178,11 +178,15 @@ def feed(pair: Pair, draw: random.Random, epochs: int) -> None:
 def test_events_agree_with_the_oracle(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """All modes and late policies, by one task and by ranges, with many segments and with few."""
+    """All modes and late policies, by one task and by ranges, with many segments and with few.
+
+    Ranges are written by tasks that share them, or each by a task of its own.
+    """
     draw = random.Random(seed)
     monkeypatch.setattr(cut_division, "UNIT_BYTES", draw.choice([1, 600_000]))
     monkeypatch.setattr(task_events, "RANGE_BYTES", draw.choice([1, 1_000, 1 << 20]))
     monkeypatch.setattr(task_events, "MANY_SEGMENTS", draw.choice([1, 2, 16]))
+    monkeypatch.setattr(task_events, "MOST_READERS", 4 * (seed % 2))
     barriers = {"barriers": {"kind": "kind", "types": ["stop"]}}
     lags = draw.choice([("2s", "5s"), ("10s", "0"), ("20s", "30s")])
     sources: dict[str, dict[str, Any]] = {

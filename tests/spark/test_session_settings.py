@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark.agreement import spec_of
 from tidegate.jobs.spark import spark_session
 from tidegate.jobs.spec.operations import SparkSpec
 
@@ -50,3 +51,26 @@ def test_only_a_driver_without_a_cluster_uses_unix_sockets(
     monkeypatch.setattr(spark_session, "is_submitted", lambda: submitted)
     spark_session.start_classic_session(SparkSpec(master=master), "p")
     assert (_SOCKETS in builder.settings) is uses_sockets
+
+
+@pytest.mark.parametrize(
+    ("jvm", "master", "where", "is_quick"),
+    [
+        ("auto", "local[2]", "k <> 'x'", True),
+        ("auto", "local[2]", "xxhash64(k) <> 1", False),
+        ("auto", "spark://host:7077", "xxhash64(k) <> 1", True),
+        ("quick", "local[2]", "xxhash64(k) <> 1", True),
+        ("throughput", "local[2]", "k <> 'x'", False),
+    ],
+)
+def test_a_jvm_compiles_lightly_unless_it_evaluates_rows(
+    monkeypatch: pytest.MonkeyPatch, jvm: str, master: str, where: str, is_quick: bool
+) -> None:
+    """`auto`, which is the default, knows it by the master and by the expressions."""
+    builder = Builder()
+    monkeypatch.setattr(spark_session, "SparkSession", builder)
+    monkeypatch.setattr(spark_session, "is_submitted", lambda: False)
+    spec = spec_of({"a": {"where": where}}, spark={"master": master, "jvm": jvm})
+    spark_session.open_session(spec)
+    assert ("TieredStopAtLevel" in builder.settings["spark.driver.extraJavaOptions"]) is is_quick
+    assert SparkSpec().jvm == "auto"
