@@ -12,14 +12,14 @@ def find_commit(spec_path: Path) -> str | None:
     ``with changes`` behind it says that files of the spec's folder differ from the commit.
     """
     folder = spec_path.absolute().parent
-    commit = _ask_git(folder, "rev-parse", "--short=12", "HEAD")
+    commit = _run_git(folder, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return None
-    changes = _ask_git(folder, "status", "--porcelain", "--", ".")
+    changes = _run_git(folder, "status", "--porcelain", "--", ".")
     return f"{commit}, with changes" if changes else commit
 
 
-def _ask_git(folder: Path, *words: str) -> str | None:
+def _run_git(folder: Path, *words: str) -> str | None:
     try:
         found = subprocess.run(
             ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=_LIMIT
