@@ -631,7 +631,7 @@ def test_a_folder_that_cannot_be_listed_is_no_defect(
 
 
 def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
-    """No record could name it: the person who renames it is told which one it is."""
+    """No record could name it: the error names it for the person who renames it."""
     store = LocalStore(tmp_path / "store")
     store.put("inbox/a.json", b"x")
     for odd, listing in (
