@@ -65,6 +65,7 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
         "release": {"mode": "pass_through"},
         "outputs": {"events": False},
     },
+    "default": {"windows": _WINDOWS, "release": {"mode": "pass_through"}},
     "both": {"windows": _WINDOWS, "release": {"mode": "ordered"}},
 }
 

@@ -2,10 +2,11 @@
 
 ``make bench-workers``.
 
-``python -m tests.bench.workers [--rows 4000000] [--epochs 8] [--rounds 2] [--partitions 8]``
+``python -m tests.bench.workers [--job windows] [--rows 4000000] [--epochs 8] [--rounds 2]``
 
-Measured: one worker with one core against two workers with one core each, in turns, on the windows
-of `make bench-windows`; the epochs after the second, so that neither starting nor the compiling of
+Measured: one worker with one core against two workers with one core each, in turns, with MinIO as
+the store, on the windows of `make bench-windows`: alone, with events in order of arrival
+(``default``), or with events in order of time (``both``); the epochs after the second, so that neither starting nor the compiling of
 the first epochs is in it. Where there are no more cores to measure with, Spark's own event log says
 what more would bring: the time in which no task ran (the driver alone: plan, decide, seal) stays,
 and the tasks of each stage are laid upon so many cores, longest first. That takes tasks to cost the
@@ -35,7 +36,9 @@ from tests.bench.generate import generate
 from tests.bench.meter import cpu_seconds
 from tests.bench.ours import bench_spec
 from tests.bench.rounds import check
+from tests.servers.minio import running
 from tests.servers.spark import standalone
+from tidegate.checkpoints.s3_store import S3Store
 
 _WARM: Final = 2  # epochs before the clock starts
 _CORES: Final = (1, 2, 4, 8)
@@ -96,7 +99,7 @@ def laid_upon(tasks: Iterable[Task], cores: int) -> float:
     return total
 
 
-def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, Any]:
+def drive(master: str, job: str, store: str, out: Path) -> dict[str, Any]:
     """One pipeline on the cluster to its end, in this process; what the warm epochs took."""
     from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
     from tidegate.jobs.engine.epoch_engine import EpochReport
@@ -104,15 +107,13 @@ def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, An
     log = out / "event-log"
     log.mkdir(parents=True)
     conf = {
-        "spark.sql.shuffle.partitions": str(partitions),
         "spark.executor.memory": "1g",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": log.as_uri(),
         "spark.eventLog.compress": "false",
         "spark.eventLog.rolling.enabled": "false",
     }
-    spec = bench_spec("windows", {"master": master, "driver_memory": "2g", "conf": conf})
-    shutil.copytree(source, out / "inbox", copy_function=os.link)
+    spec = bench_spec(job, {"master": master, "driver_memory": "2g", "conf": conf})
     ends: list[
         tuple[float, int, float]
     ] = []  # wall clock, rows so far, the driver's processor time
@@ -121,7 +122,7 @@ def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, An
         if report.manifest is not None:
             ends.append((time.time(), report.manifest.counters.read, cpu_seconds()))
 
-    code = run_pipeline(spec, RunOptions(store_url=str(out), on_epoch=note))
+    code = run_pipeline(spec, RunOptions(store_url=store, on_epoch=note))
     (since, before, cpu_before), (until, after, cpu_after) = ends[_WARM - 1], ends[-1]
     (events,) = (
         path for path in log.iterdir() if not path.name.startswith(".")
@@ -143,36 +144,40 @@ def drive(master: str, partitions: int, source: Path, out: Path) -> dict[str, An
     }
 
 
-def contend(workers: int, partitions: int, source: Path, out: Path) -> dict[str, Any]:
-    """A new cluster of so many workers with one core each, and a driver process on it."""
+def contend(workers: int, job: str, source: Path, out: Path) -> dict[str, Any]:
+    """A new cluster of so many workers with one core each, a MinIO, and a driver process."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    with standalone(out, workers, cores=1) as cluster, (out / "driver.log").open("wb") as log:
+    with (
+        running(out / "minio") as minio,
+        standalone(out, workers, cores=1) as cluster,
+        (out / "driver.log").open("wb") as log,
+    ):
+        store = S3Store(minio.settings())
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                store.upload(path, f"inbox/{path.relative_to(source)}")
         command = [sys.executable, "-m", "tests.bench.workers", "--drive", cluster.master]
-        command += [
-            "--partitions",
-            str(partitions),
-            "--input",
-            str(source),
-            "--work",
-            str(out / "store"),
-        ]
+        command += ["--job", job, "--store", f"s3://{minio.bucket}", "--work", str(out / "logs")]
         own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         done = subprocess.run(
             command,
-            env={**os.environ, **own},
+            env={**os.environ, **own, **minio.environment()},
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             check=False,
             timeout=1800,
         )
-    if done.returncode != 0:
-        raise SystemExit(
-            f"the driver ended with {done.returncode}:\n{(out / 'driver.log').read_text()[-3000:]}"
-        )
+        if done.returncode != 0:
+            text = (out / "driver.log").read_text()
+            raise SystemExit(f"the driver ended with {done.returncode}:\n{text[-3000:]}")
+        for info in store.list_objects(f"bench_{job}/timelines/0/tables/"):
+            path = out / "store" / info.key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            store.download(info.key, path)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {check('windows', source, out / 'store')}", flush=True)
+    print(f"  {check(job, source, out / 'store')}", flush=True)
     return found
 
 
@@ -211,14 +216,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--partitions", type=int, default=8, help="spark.sql.shuffle.partitions")
+    parser.add_argument("--job", choices=["windows", "default", "both"], default="windows")
     parser.add_argument("--work", type=Path, help="keep input and the last outputs here")
     parser.add_argument("--drive", metavar="MASTER", help=argparse.SUPPRESS)
-    parser.add_argument("--input", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
         with contextlib.redirect_stdout(sys.stderr):
-            found = drive(given.drive, given.partitions, given.input, given.work)
+            found = drive(given.drive, given.job, given.store, given.work)
         print(json.dumps(found))
         sys.exit(found["code"])
     with TemporaryDirectory(prefix="tidegate-bench-") as scratch:
@@ -230,7 +235,7 @@ def main() -> None:
         for number in range(given.rounds):
             order = (1, 2) if number % 2 == 0 else (2, 1)  # no one always goes first
             one = {
-                workers: contend(workers, given.partitions, source, work / f"workers-{workers}")
+                workers: contend(workers, given.job, source, work / f"workers-{workers}")
                 for workers in order
             }
             rounds.append(dict(sorted(one.items())))
@@ -239,8 +244,8 @@ def main() -> None:
             )
             print(f"round {number + 1}: {times}, load {os.getloadavg()[0]:.1f}", flush=True)
         print(
-            f"{given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds, {os.cpu_count()}"
-            " cores; medians"
+            f"{given.job}: {given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds,"
+            f" {os.cpu_count()} cores; medians"
         )
         print("\n".join(report(rounds)))
 
