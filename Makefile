@@ -151,7 +151,7 @@ bench-seal: venv ## how long a seal takes against a local MinIO (p50, p95), and 
 	$(BIN)/python -m tests.checkpoints.bench_seal $(ARGS)
 
 .PHONY: bench-cli
-bench-cli: venv java ## how long status, tables, row, list, validate and 20 cases of test take, median of five, with the load
+bench-cli: venv java ## how long --help, status, tables, row, list, validate, plan and 20 cases of test take, median of five, with the load
 	$(BIN)/python -m tests.bench.cli $(ARGS)
 
 .PHONY: bench-page

@@ -86,12 +86,14 @@ def propose_deploy(
     return DeployProposal(copy, changes, plan)
 
 
-def request_deploy(store: Store, pipeline: str, copy: SpecCopy, *, who: str, why: str) -> bool:
+def request_deploy(
+    store: Store, pipeline: str, copy: SpecCopy, *, who: str, why: str, commit: str | None = None
+) -> bool:
     """Have the next driver try a copy, and the running one end after its epoch.
 
     Return False if no driver runs.
     """
-    start_deploy(store, pipeline, copy, who=who, why=why)
+    start_deploy(store, pipeline, copy, who=who, why=why, commit=commit)
     lease = read_lease(store, pipeline)
     if lease is None or lease.is_free:
         return False

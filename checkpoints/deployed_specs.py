@@ -69,12 +69,17 @@ class SpecCopy(BucketRecord):
 
 
 class Deploy(BucketRecord):
-    """A copy that someone deployed."""
+    """A copy that someone deployed.
+
+    Attributes:
+        commit: of git, as `find_commit` returns it.
+    """
 
     digest: str
     who: str
     why: str = ""
     at: int
+    commit: OmittedIfNone[str] = None
 
 
 class FailedDeploy(BucketRecord):
@@ -146,14 +151,21 @@ def read_deployed(store: Store, pipeline: str) -> DeployedDocument:
 
 
 def start_deploy(
-    store: Store, pipeline: str, copy: SpecCopy, *, who: str, why: str = ""
+    store: Store,
+    pipeline: str,
+    copy: SpecCopy,
+    *,
+    who: str,
+    why: str = "",
+    commit: str | None = None,
 ) -> DeployedDocument:
     """Have the next driver try a copy, and return the document.
 
     The current copy takes an earlier deploy back.
     """
     write_copy(store, pipeline, copy)
-    deploy = Deploy(digest=copy.digest, who=who, why=why, at=SYSTEM_CLOCK.wall_ticks())
+    now = SYSTEM_CLOCK.wall_ticks()
+    deploy = Deploy(digest=copy.digest, who=who, why=why, at=now, commit=commit)
 
     def apply_deploy(before: DeployedDocument) -> DeployedDocument:
         is_current = before.current is not None and before.current.digest == copy.digest

@@ -119,11 +119,21 @@ class PipelineStatus(TypedDict):
     attachments: Json
 
 
+class DeployedData(TypedDict):
+    """What drivers run; `commit` is that of git, and null where the spec lies in no checkout."""
+
+    who: str
+    why: str
+    commit: str | None
+    at: int
+
+
 class OneStatus(PipelineStatus):
     """Of `tidegate status PIPELINE`."""
 
     landings: dict[str, Json]
     store: Json
+    deployed: DeployedData | None
 
 
 class AllStatuses(TypedDict):

@@ -5,6 +5,7 @@ from typing import Any
 
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.lease import read_lease
+from tidegate.jobs.spec.git_commit import find_commit
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.json_types import JsonObject
 
@@ -60,7 +61,10 @@ class DeployOperator(PipelineOperator):
             raise DEPLOY_REFUSED(pipeline=self.pipeline, plan="; ".join(proposal.plan_lines))
         if proposal.changes:
             who = get_requester(context)
-            request_deploy(store, self.pipeline, proposal.copy, who=who, why=self.reason)
+            commit = find_commit(Path(self.spec))
+            request_deploy(
+                store, self.pipeline, proposal.copy, who=who, why=self.reason, commit=commit
+            )
         elif read_deployed(store, self.pipeline).trying is None:
             return self._report("nothing differs from the deployed spec")
         lease = read_lease(store, self.pipeline)

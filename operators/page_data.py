@@ -655,6 +655,7 @@ def list_deploy_events(
 
 
 def _build_deploy_event(deploy: Deploy, at: int, says: str, why: str) -> JsonObject:
+    says += f" (commit {deploy.commit})" if deploy.commit else ""
     event = {"at": at // 1000, "kind": "spec", "who": deploy.who, "says": says}
     return {**event, "why": why or None, "checkpoint": None}
 

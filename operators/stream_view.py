@@ -427,6 +427,7 @@ class StreamView:
             "holder": describe_frontier_holder(driver, newest),
             **{name: driver.facts.get(name) for name in ("unpublished", "error", "spark_ui")},
             "queries": describe_queries(newest),
+            "commit": self._read_commit(),
             "checkpoint": str(newest.id) if newest else None,
             "timeline": head.timeline,
             "slot": head.slot,
@@ -434,6 +435,19 @@ class StreamView:
             "latest": build_epoch_point(newest) if newest else None,
             "quality": self._describe_quality(newest),
         }
+
+    def _read_commit(self) -> str | None:
+        """The commit of git of what drivers run, if it is known."""
+
+        def read_commit() -> str | None:
+            """From the deployed copy; a damaged document is among the warnings."""
+            try:
+                current = read_deployed(self.store, self.pipeline).current
+            except PoisonError:
+                return None
+            return current.commit if current else None
+
+        return self._read_shared("commit", read_commit, _DEPLOYS_FRESH_SECONDS)
 
     def _read_deploy_warnings(self) -> list[str]:
         """Deploys that wait or failed, and in what the file differs from what is deployed."""

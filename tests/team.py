@@ -197,7 +197,7 @@ _SETTINGS = ("TIDEGATE_", "AWS_", "PYTHONPATH")
 
 def main(arguments: Sequence[str]) -> int:
     """Answer the questions, or only those whose pages are named, and print a line for each."""
-    known = {**FURTHER, **QUESTIONS}
+    known = {**QUESTIONS, **FURTHER}
     chosen = [question for question, page in known.items() if not arguments or page in arguments]
     answered = [question for question in chosen if _print_answer(question, known[question])]
     counted = [question for question in chosen if question in QUESTIONS or arguments]

@@ -116,6 +116,7 @@ def deploy_spec(
         propose_deploy,
         request_deploy,
     )
+    from tidegate.jobs.spec.git_commit import find_commit
 
     given = arguments.find_any_spec(spec, environment)
     place = arguments.open_existing_store(store)
@@ -136,7 +137,8 @@ def deploy_spec(
         raise typer.Exit(proposal.plan.exit_code)
     if not yes:
         typer.confirm("deploy?", abort=True)
-    if not request_deploy(place, given.name, copy, who=arguments.get_user_name(), why=why):
+    who, commit = arguments.get_user_name(), find_commit(arguments.resolve_spec_path(spec))
+    if not request_deploy(place, given.name, copy, who=who, why=why, commit=commit):
         output.print_line(f"{given.name}: no driver runs; the next one begins with the new spec")
         return
     await_deploy(place, given.name, copy.digest, wait)

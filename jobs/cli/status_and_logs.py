@@ -47,6 +47,7 @@ def show_status(
         report = describe_pipeline(log)
         report["warnings"] += _list_deploy_warnings(pipeline, log)
         report |= {
+            "deployed": _describe_deployed(log),
             "landings": _describe_landings(pipeline, log, store),
             "store": _describe_store(log.store),
         }
@@ -57,6 +58,16 @@ def show_status(
     reports = [describe_pipeline(SlotLog(place, name)) for name in arguments.list_pipelines(place)]
     data = {"store": _describe_store(place), "pipelines": reports}
     output.print_result(as_json, "statuses", data)
+
+
+def _describe_deployed(log: SlotLog) -> JsonObject | None:
+    """Who deployed what drivers run, when, and its commit of git; None before the first driver."""
+    from tidegate.checkpoints.deployed_specs import read_deployed
+
+    current = read_deployed(log.store, log.pipeline).current
+    if current is None:
+        return None
+    return {name: getattr(current, name) for name in ("who", "why", "commit", "at")}
 
 
 def _list_deploy_warnings(pipeline: str, log: SlotLog) -> list[str]:

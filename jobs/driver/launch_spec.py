@@ -27,6 +27,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
+from tidegate.jobs.spec.git_commit import find_commit
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
 from tidegate.jobs.spec.spec_plan import PlanExit
@@ -91,7 +92,7 @@ def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
     name = read_spec_name(path) if file is None else file.name
     deployed = read_deployed(store, name)
     if file is not None:
-        deployed = _deploy_automatically(store, file, code, deployed)
+        deployed = _deploy_automatically(store, file, path, code, deployed)
     if deployed.wanted is None:
         if file is None:
             raise mistake or ConfigurationError(f"no spec in {path}", code="spec.unreadable")
@@ -112,13 +113,18 @@ def make_file_launch(
 ) -> LaunchSpec:
     """Return a launch of a file, which is deployed by its first round."""
     copy = make_copy(spec, collect_code(spec, path))
-    deploy = Deploy(digest=copy.digest, who=who, why=why, at=SYSTEM_CLOCK.wall_ticks())
+    now, commit = SYSTEM_CLOCK.wall_ticks(), find_commit(path)
+    deploy = Deploy(digest=copy.digest, who=who, why=why, at=now, commit=commit)
     turn = DeployTurn(spec.name, copy, deploy, replaces)
     return LaunchSpec(spec, find_code_folder(spec, path), turn)
 
 
 def _deploy_automatically(
-    store: Store, file: SupervisedSpec, code: dict[str, str], deployed: DeployedDocument
+    store: Store,
+    file: SupervisedSpec,
+    path: Path,
+    code: dict[str, str],
+    deployed: DeployedDocument,
 ) -> DeployedDocument:
     """Deploy a file that says so, if it differs from the copy and its plan refuses nothing."""
     wanted, copy = deployed.wanted, make_copy(file, code)
@@ -136,7 +142,8 @@ def _deploy_automatically(
         if plan.exit_code is PlanExit.REFUSED:
             _log.warning("not_deployed", pipeline=file.name, changes=[r.what for r in plan.rows])
             return deployed
-    return start_deploy(store, file.name, copy, who="the spec", why="supervision.deploy: auto")
+    why, commit = "supervision.deploy: auto", find_commit(path)
+    return start_deploy(store, file.name, copy, who="the spec", why=why, commit=commit)
 
 
 def _extract_code(copy: SpecCopy) -> Path:

@@ -226,7 +226,8 @@ def _list_moved_files(
             another engine has deleted single rows.
     """
     table, metadata = ".".join(old.table.name()), old.table.metadata
-    prefix = source.uri(BucketLayout(pipeline).pipeline_prefix)
+    # The address of a folder has no slash at its end; without it a key would have two.
+    prefix = f"{source.uri(BucketLayout(pipeline).pipeline_prefix).rstrip('/')}/"
     try:
         live = old.live_files()
     except ValueError as error:

@@ -120,10 +120,10 @@ export function streamPage(pipeline, {framed, open, refresh}) {
   const toneOf = q => q.stale && q.verdict === "pass" ? "warn" : {pass: "good", warn: "warn", fail: "bad"}[q.verdict]; // an old pass is no health
   function numbers(s) {
     const p = s.latest, q = s.quality;
-    fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at], () => [
+    fill(facts, [p?.id, s.holder, s.unpublished, q, s.quality?.at, s.commit], () => [
       fact("Frontier", p?.final ? "end of time" : p?.frontier ? when(p.frontier).slice(0, 16) : "none yet", "event time, UTC"),
       fact("Held by", s.holder?.member || "no one", s.holder ? [s.holder.why, s.holder.since ? h("span", {}, ", for ", ago(s.holder.since, "")) : ""] : null),
-      fact("Newest checkpoint", ago(s.sealed_at), s.checkpoint ? checkpoint(s.checkpoint) : null),
+      fact("Newest checkpoint", ago(s.sealed_at), s.checkpoint ? checkpoint(s.checkpoint) : null, s.commit ? h("span", {id: "commit"}, " spec of commit ", code(s.commit)) : null),
       fact("Rows read", count(p?.read), p && !isJob(s) ? `${count(p.retained)} wait for their order` : null),
       ...(isJob(s) ? [] : [ // a job has no tables of its own; Spark says per query what it dropped
         fact("Late", p ? share(p.late, p.read) : "–", p ? missed(p.late, p.counts) : null),

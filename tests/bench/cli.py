@@ -19,12 +19,14 @@ from pathlib import Path
 
 ROUNDS = 5
 COMMANDS = {
+    "help": ("--help",),
     "status": ("status", "shop"),
     "tables": ("tables", "shop"),
     "table": ("tables", "shop", "per_minute"),
     "row": ("row", "shop", "id=7"),
     "list": ("checkpoints", "list", "shop"),
     "validate": ("validate", "shop"),
+    "plan": ("plan", "shop"),
     "test": ("test", "shop"),
 }
 CASES = 20  # that the last one runs

@@ -9,6 +9,7 @@ from tests.cli.conftest import SEALED, Cli, seal
 from tests.manual_clock import ManualClock, set_desired_at
 
 from tidegate.checkpoints.checkpoint_specs import write_spec
+from tidegate.checkpoints.deployed_specs import Deploy, confirm_deploy
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -36,6 +37,20 @@ def say(log: SlotLog, lease: Lease, state: str, *, ago: float = 0.0, **body: obj
             token=lease.token, driver="d", step="move", at=at, body={"state": state, **body}
         ),
     )
+
+
+def test_the_commit_of_the_deployed_spec_is_shown(cli: Cli, log: SlotLog) -> None:
+    """With who deployed it; nothing before the first driver has had its first round."""
+    assert cli("status", "flights", "--json").data["deployed"] is None
+    deploy = Deploy(digest="d", who="ann", why="release 7", at=5, commit="12ab34cd56ef")
+    confirm_deploy(log.store, "flights", deploy)
+    assert cli("status", "flights", "--json").data["deployed"] == {
+        "who": "ann",
+        "why": "release 7",
+        "at": 5,
+        "commit": "12ab34cd56ef",
+    }
+    assert ", commit 12ab34cd56ef" in " ".join(cli("status", "flights").out.split())
 
 
 def test_stopped_pipeline_shows_its_position(cli: Cli, log: SlotLog) -> None:

@@ -36,5 +36,8 @@ def test_each_variable_of_the_page_is_one_of_the_code() -> None:
     """A variable that has gone would be set in vain."""
     code = "".join(file.read_text("utf-8") for file in list_modules())
     ours = set(re.findall(r"`(TIDEGATE_[A-Z0-9_]*[A-Z0-9])", _PAGE.read_text("utf-8")))
-    parts = {f"TIDEGATE_EXECUTOR_S3_{key}" for key in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN")}
+    parts = {
+        f"TIDEGATE_EXECUTOR_S3_{key}"
+        for key in ("ACCESS_KEY", "SECRET_KEY", "SESSION_TOKEN", "PROFILE")
+    }
     assert sorted(name for name in ours - parts if name not in code) == []

@@ -112,11 +112,11 @@ def test_deploys_are_told_with_what_they_changed() -> None:
     for who, copy in (("ann", one), ("uwe", two)):
         write_copy(store, "p", copy)
         confirm_deploy(store, "p", Deploy(digest=copy.digest, who=who, at=1), replaces=True)
-    start_deploy(store, "p", three, who="bob")
+    start_deploy(store, "p", three, who="bob", commit="12ab")
     events = {event["who"]: event["says"] for event in StreamView(store, "p").read_timeline()}
     assert list(events) == ["uwe", "ann", "bob"]
     assert events["uwe"].endswith('; it changed sources.a.lag: "1h" -> "2h"')
-    assert events["bob"].endswith('; it changes sources.a.lag: "2h" -> "3h"')
+    assert events["bob"].endswith('; it changes sources.a.lag: "2h" -> "3h" (commit 12ab)')
     assert "changed" not in events["ann"]
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.servers.minio import RealMinio
 from tests.sinks.conftest import World, make_spec
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
@@ -19,6 +20,7 @@ from tidegate.checkpoints.driver_requests import (
 )
 from tidegate.checkpoints.lease import Lease, LeaseHeldError, LeaseObserver, LeaseView
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_identity import (
     ProcessIdentity,
     ensure_identity,
@@ -26,6 +28,7 @@ from tidegate.checkpoints.pipeline_identity import (
     refuse_copied_store,
 )
 from tidegate.checkpoints.restore import commit_restore, plan_restore
+from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.sinks import pipeline_move
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
@@ -99,6 +102,41 @@ def test_a_restore_after_the_move_takes_rows_back(origin: World, tmp_path: Path)
     commit_restore(target.log, lease, plan, request_id="r", who="ann", why="")
     sink = target.sink(uid=uid)
     sink.follow(target.log)
+    assert count_rows(sink) == [{1: 2, 2: 2, 3: 2}] * 2
+
+
+@pytest.mark.minio
+@pytest.mark.parametrize("origin_is_folder", [True, False], ids=["folder", "prefix"])
+def test_a_pipeline_moves_into_a_bucket(
+    world: World, tmp_path: Path, minio_environment: RealMinio, origin_is_folder: bool
+) -> None:
+    """From a folder, and from another prefix of the bucket; tables and restores go on there."""
+
+    def open_prefix(name: str) -> Store:
+        return open_store(f"s3://{minio_environment.bucket}/{tmp_path.name}/{name}")
+
+    old = world if origin_is_folder else World(open_prefix("old"), tmp_path / "old")
+    new = World(open_prefix("new"), tmp_path / "new")
+    uid = ensure_identity(old.store, "p")
+    third = old.seal(3, TABLES)
+    old.seal(2, TABLES)
+    old.sink(uid=uid).follow(old.log)
+    old.retire(1)
+    move_pipeline(old.spec, old.log, new.store)
+    assert ensure_identity(new.store, "p") == uid
+    new.seal(1, TABLES)
+    sink = new.sink(uid=uid)
+    sink.follow(new.log)
+    assert count_rows(sink) == [dict.fromkeys(range(1, 7), 2)] * 2
+    for table in TABLES:
+        files = sink.open_table(table).inspect.files()["file_path"].to_pylist()
+        assert [path for path in files if not path.startswith(new.store.uri("p/"))] == []
+    with pytest.raises(ConfigurationError, match="is a copy of"):
+        ensure_identity(old.store, "p")
+    lease = Lease.acquire(new.store, "p", ProcessIdentity.this_process(), uid=uid)
+    plan = plan_restore(new.log, third.id)
+    commit_restore(new.log, lease, plan, request_id="r", who="ann", why="")
+    sink.follow(new.log)
     assert count_rows(sink) == [{1: 2, 2: 2, 3: 2}] * 2
 
 

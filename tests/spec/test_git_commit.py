@@ -1,0 +1,40 @@
+"""The commit of a spec is that of its checkout, as long as the folder is as committed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tidegate.jobs.spec.git_commit import find_commit
+
+
+def run_git(folder: Path, *words: str) -> str:
+    """The output of git, for an author whom no configuration names."""
+    author = ["-c", "user.name=ann", "-c", "user.email=ann@example.org"]
+    command = ["git", "-C", str(folder), *author, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_of_a_checkout_is_found(tmp_path: Path) -> None:
+    """Another folder of the repository may differ; a file beside the spec is its code."""
+    specs = tmp_path / "specs"
+    specs.mkdir()
+    spec = specs / "orders.yaml"
+    spec.write_text("name: orders")
+    run_git(tmp_path, "init", "--quiet")
+    assert find_commit(spec) is None
+    run_git(tmp_path, "add", ".")
+    run_git(tmp_path, "commit", "--quiet", "-m", "first")
+    commit = run_git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    (tmp_path / "README.md").write_text("new")
+    assert find_commit(spec) == commit
+    (specs / "reducers.py").write_text("x = 1")
+    assert find_commit(spec) == f"{commit}, with changes"
+
+
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver starts there all the same."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_commit(tmp_path / "orders.yaml") is None
