@@ -400,6 +400,7 @@ RUNS: Final = (
     ("executor", "client"),
     ("node", "client"),
     ("master", "client"),
+    ("master", "cluster"),
     ("stop", "client"),
     ("restore", "client"),
 )
