@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.operations import AlertSpec
 from tidegate.jobs.spec.source_options import resolve_environment_value
@@ -27,6 +28,7 @@ from .errors import ALERT_NOT_DELIVERED, ALERTS_MALFORMED
 ALERTS_VARIABLE = "TIDEGATE_ALERTS"
 """JSON of the alerts of pipelines whose spec has none."""
 
+_log = logging.getLogger("tidegate.alerts")
 _CONNECT_LIMIT, _READ_LIMIT = 3.0, 5.0  # seconds
 _LONGEST_SUMMARY = 1024  # characters that PagerDuty takes
 # Alertmanager ends an alert by itself that is not sent again by then.
@@ -97,8 +99,18 @@ def find_alerts(spec: SupervisedSpec) -> AlertSpec | None:
         return spec.supervision.alerts
     try:
         return AlertSpec.model_validate_json(given)
-    except ValidationError as error:
-        raise ALERTS_MALFORMED(variable=ALERTS_VARIABLE) from error
+    except ValidationError:
+        # The text may hold the address of a hook, and the error of the library shows it.
+        raise ALERTS_MALFORMED(variable=ALERTS_VARIABLE) from None
+
+
+def find_usable_alerts(spec: SupervisedSpec) -> AlertSpec | None:
+    """As `find_alerts`, but malformed ones are only logged: alerts stop neither data nor a DAG."""
+    try:
+        return find_alerts(spec)
+    except ConfigurationError as error:
+        _log.warning("%s", error)
+        return None
 
 
 def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:

@@ -26,7 +26,7 @@ from tidegate.json_types import JsonObject, JsonView, read_data_file
 from tidegate.secret_masks import mask_address
 from tidegate.time_units import format_duration, parse_duration
 
-from .alert_delivery import Alert, find_alerts, send_alert
+from .alert_delivery import Alert, find_usable_alerts, send_alert
 from .bucket_layout import BucketLayout, generate_attempt_id
 from .deployed_specs import DeployedDocument, read_deployed
 from .driver_requests import DesiredState
@@ -139,7 +139,7 @@ def announce_incidents(
         clock: for ages and claims.
         send: sends an alert to a receiver.
     """
-    alerts = find_alerts(spec)
+    alerts = find_usable_alerts(spec)
     if alerts is None or _is_copy(log):
         return []
     receivers = [*alerts.receivers]
@@ -340,7 +340,7 @@ def build_alert(store: str, spec: SupervisedSpec, kind: str, incident: Incident)
         kind: of the incident; or `TEST_KIND`.
         incident: the incident.
     """
-    alerts = find_alerts(spec) or AlertSpec()
+    alerts = find_usable_alerts(spec) or AlertSpec()
     severity = "critical" if kind == TEST_KIND else INCIDENT_KINDS[kind]["severity"]
     page = alerts.page and f"{alerts.page.rstrip('/')}/tidegate/page?dag={spec.name}.stream"
     return Alert(

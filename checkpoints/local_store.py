@@ -161,8 +161,7 @@ class LocalStore:
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        _require_utf8(self.root / prefix, names)
-        return names
+        return _require_utf8(self.root / prefix, names)
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
@@ -274,7 +273,7 @@ class LocalStore:
         # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
         # sorts with its slash, as its keys do: "a-b" comes before "a/b".
         keys = sorted(key for name in entries if _is_within(key := folder + name, prefix, after))
-        _require_utf8(self.root, keys)
+        keys = _require_utf8(self.root, keys)
         for key in keys:
             if key.endswith("/"):
                 yield from self._walk_keys(key, prefix, after)
@@ -282,18 +281,24 @@ class LocalStore:
                 yield key
 
 
-def _require_utf8(folder: Path, names: list[str]) -> None:
-    """Refuse a name that is not UTF-8.
+def _require_utf8(folder: Path, names: list[str]) -> list[str]:
+    """Refuse names that are not UTF-8, but leave out those of files that are no data.
+
+    These begin with ``_`` or ``.``, as temporary files of other programs do.
 
     Raises:
         ConfigurationError: no record can name the file, so it would never count as read.
     """
     try:
         "".join(names).encode()  # at once, because a folder may have very many
-    except UnicodeEncodeError as error:
-        bad = next(name for name in names if not _is_utf8(name))
-        path = os.fsencode(folder / bad).decode(errors="backslashreplace")
-        raise FILE_NAME_UNREADABLE(path=path) from error
+    except UnicodeEncodeError:
+        odd = {name for name in names if not _is_utf8(name)}
+        for name in odd:
+            if not name.removesuffix("/").rpartition("/")[2].startswith(("_", ".")):
+                path = os.fsencode(folder / name).decode(errors="backslashreplace")
+                raise FILE_NAME_UNREADABLE(path=path) from None
+        return [name for name in names if name not in odd]
+    return names
 
 
 def _is_utf8(name: str) -> bool:

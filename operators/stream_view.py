@@ -42,7 +42,7 @@ from tidegate.checkpoints.slot_log import LineageSegment, LogHead, SlotContents,
 from tidegate.checkpoints.splice_requests import OPEN_STATES, list_splice_requests
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.checkpoints.verify import verify_checkpoint
-from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.errors import ConfigurationError, PoisonError, TidegateError, TransientError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.spec_differences import list_differences
 from tidegate.json_types import JsonObject
@@ -269,12 +269,17 @@ class StreamView:
             for row in rows
             if row.kind == "epoch" and (row.timeline, row.slot) not in seen
         ]
-        read = map_in_threads(
-            lambda place: _summarize_epoch(self.log.read_slot(*place)), missing, READ_WORKERS
-        )
+        read = map_in_threads(self._read_epoch, missing, READ_WORKERS)
         known = seen | dict(zip(missing, read, strict=True))
         found = [known.get((row.timeline, row.slot)) for row in rows]
         return [epoch[0] if epoch else None for epoch in found]
+
+    def _read_epoch(self, place: tuple[int, int]) -> Any:
+        """The summary of an epoch; None for one that is retired or damaged."""
+        try:
+            return _summarize_epoch(self.log.read_slot(*place))
+        except (ConfigurationError, PoisonError):
+            return None  # of the others a person has to choose one to go back to
 
     def restore_impact(self, checkpoint: str) -> JsonObject:
         """Return what a restore to this checkpoint would take back, as the fields of `RestorePlan`.
@@ -338,9 +343,9 @@ class StreamView:
     def _describe_spec_change(self, before: str, after: str) -> str:
         """In what a spec differs from an earlier one; their digests if one cannot be read."""
         old, new = (read_spec(self.store, self.pipeline, digest) for digest in (before, after))
-        if old is None or new is None:
-            return f"from {before[:8]} to {after[:8]}"
-        return list_changes(list_differences(old, new, {}, {}))
+        # They may differ in a secret, which is masked, or in a default of a newer version.
+        changes = list_changes(list_differences(old, new, {}, {})) if old and new else ""
+        return changes or f"from {before[:8]} to {after[:8]}"
 
     def read_checks(self) -> JsonObject:
         """Return the checks of the newest quality run, failed ones first, and all known runs.

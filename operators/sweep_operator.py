@@ -15,7 +15,7 @@ from typing import Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
-from tidegate.checkpoints.alert_delivery import find_alerts
+from tidegate.checkpoints.alert_delivery import find_usable_alerts
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
     end_abandoned_recovery,
@@ -156,7 +156,7 @@ class SweepReportOperator(BaseOperator):
         self, *, specs: Sequence[SupervisedSpec] = (), conn_id: str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.announcing = [spec for spec in specs if find_alerts(spec)]
+        self.announcing = [spec for spec in specs if find_usable_alerts(spec)]
         self.conn_id = conn_id
 
     def execute(self, context: Any) -> None:

@@ -27,7 +27,7 @@ import structlog
 from tenacity import Retrying
 
 from tidegate import __version__
-from tidegate.checkpoints.alert_delivery import find_alerts
+from tidegate.checkpoints.alert_delivery import find_usable_alerts
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -163,7 +163,7 @@ class LeasedSession(ABC):
         self._status = StatusReporter(store, self._steps, facts, silent_after=silent_after)
         self._supervised = spec
         self._alerts = PeriodicThread("tidegate-alerts", self._announce, LOOK_EVERY)
-        if find_alerts(spec):
+        if find_usable_alerts(spec):
             self._alerts.start()
 
     def run_to_end(self) -> RunOutcome:
@@ -217,7 +217,7 @@ class LeasedSession(ABC):
         self, state: str, error: TidegateError | None = None, why: str | None = None
     ) -> None:
         self._status.set_state(state, error=error, why=why)
-        if find_alerts(self._supervised):
+        if find_usable_alerts(self._supervised):
             # A receiver or a store that does not answer must not keep the next driver waiting.
             last = threading.Thread(target=self._announce, name="tidegate-alerts", daemon=True)
             last.start()

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.servers.alert_receivers import ROUTING_KEY, AlertReceivers, running
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints import alert_delivery
-from tidegate.checkpoints.alert_delivery import Alert, find_alerts
+from tidegate.checkpoints.alert_delivery import Alert, find_alerts, find_usable_alerts
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.deployed_specs import Deploy, DeployedDocument, FailedDeploy
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
@@ -80,8 +81,11 @@ def test_a_deployment_s_alerts_are_for_pipelines_without_their_own(
     assert [*own.receivers] == ["slack"]
     assert given.receivers == {"pagerduty": "env:KEY"}
     monkeypatch.setenv("TIDEGATE_ALERTS", "slack")
-    with pytest.raises(ConfigurationError, match="TIDEGATE_ALERTS is not JSON"):
+    assert find_usable_alerts(bare) is None  # a mistake in alerts stops neither data nor a DAG
+    monkeypatch.setenv("TIDEGATE_ALERTS", '{"slack": "https://hooks.example/SECRET"}')
+    with pytest.raises(ConfigurationError, match="TIDEGATE_ALERTS is not JSON") as raised:
         find_alerts(bare)
+    assert "SECRET" not in "".join(format_exception(raised.value))
 
 
 class Looks:

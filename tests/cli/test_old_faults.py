@@ -158,7 +158,12 @@ def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
             file.write(b"x")
         with pytest.raises(ConfigurationError, match=r"inbox/[bc]-\\xe9"):
             listing()
-    assert [one.key for one in store.list_objects("inbox/a")] == ["inbox/a.json"]
+        os.unlink(path)
+    os.rmdir(os.path.dirname(path))
+    for hidden in (b".tmp-\xe9", b"_x-\xe9"):  # no data
+        with open(os.path.join(os.fsencode(tmp_path / "store" / "inbox"), hidden), "wb") as file:
+            file.write(b"x")
+    assert [one.key for one in store.list_objects("inbox/")] == ["inbox/a.json"]
 
 
 def test_no_documented_duration_is_in_microseconds() -> None:

@@ -205,6 +205,15 @@ def test_a_row_says_what_speaks_for_and_against_a_checkpoint(store: MemoryStore)
     assert (rows[6]["healthy"], rows[6]["restorable"], rows[6]["bytes"]) == (False, True, 311_000)
 
 
+def test_one_damaged_manifest_does_not_hide_the_others(store: MemoryStore) -> None:
+    """A person chooses the checkpoint to go back to in this table."""
+    History(store, "p").extend(60)
+    pages(StreamView(store, "p"))  # writes the index
+    store.put(StreamView(store, "p").log.layout.slot_key(0, 18), b"garbage")
+    rows = StreamView(store, "p").checkpoint_page((0, 20), limit=5)["rows"]
+    assert slots(rows) == [(0, slot) for slot in range(19, 14, -1)]
+
+
 def test_a_checkpoint_shows_its_dead_letters_and_where_the_spec_changed(store: MemoryStore) -> None:
     """A change names its fields, and is on the first checkpoint with the new spec."""
     history = History(store, "p")
