@@ -628,20 +628,3 @@ def test_a_folder_that_cannot_be_listed_is_no_defect(
             patch.setattr(Path, "stat", fail)
         with pytest.raises(expected):
             list(store.list_objects("a/"))
-
-
-def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
-    """No record could name it: the error names it for the person who renames it."""
-    store = LocalStore(tmp_path / "store")
-    store.put("inbox/a.json", b"x")
-    for odd, listing in (
-        (b"b-\xe9.json", lambda: list(store.list_objects("inbox/"))),
-        (b"c-\xe9/d.json", lambda: store.list_folders("inbox/")),
-    ):
-        path = os.path.join(os.fsencode(tmp_path / "store" / "inbox"), odd)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(b"x")
-        with pytest.raises(ConfigurationError, match=r"inbox/[bc]-\\xe9"):
-            listing()
-    assert [one.key for one in store.list_objects("inbox/a")] == ["inbox/a.json"]

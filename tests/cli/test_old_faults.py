@@ -8,8 +8,10 @@ this commit has.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,10 +20,12 @@ import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.errors import TidegateError
+from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.jobs.cli.main import app
 from tidegate.jobs.cli.page_results import PipelineResults
 from tidegate.jobs.driver.error_classification import classify_error
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.spec_changes import LiveState, compare_specs
 
 _SPEC = """\
 apiVersion: tidegate/v1
@@ -104,3 +108,62 @@ def test_a_disk_that_fails_is_no_defect(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises((OSError, TidegateError)) as failed:
             list(store.list_objects("p/"))
     assert classify_error("p", failed.value).code == "store.unavailable"
+
+
+_WINDOW = {"kind": "tumbling", "size": "10m", "aggregates": {"n": "count(*)"}}
+
+
+def _judge_change(before: str, after: str) -> list[str]:
+    """Return the verdicts on a change of a spec whose window is open and has an output frontier."""
+    # The reviewed commit does not ask how far the output has come.
+    known = {field.name for field in dataclasses.fields(LiveState)}
+    state = {"windows": frozenset({"w"}), "frontier": 3_600_000_000}
+    live = LiveState(**{name: value for name, value in state.items() if name in known})  # type: ignore[arg-type]
+    old, new = (PipelineSpec.model_validate(yaml.safe_load(text)) for text in (before, after))
+    return [change.verdict.value for change in compare_specs(old, new, live)]
+
+
+def _with_window(**changes: str) -> str:
+    return f"{_SPEC}{yaml.safe_dump({'windows': {'w': {**_WINDOW, **changes}}})}"
+
+
+def test_a_window_that_was_purged_is_not_opened_by_a_larger_lateness() -> None:
+    """Its published result would be replaced by one of the late rows alone (core-C4)."""
+    assert _judge_change(_with_window(), _with_window(lateness="1h")) == ["refused"]
+
+
+def test_the_state_of_an_open_window_keeps_its_form() -> None:
+    """Every driver ended at a window that began or ceased to fire in between (core-C10)."""
+    assert _judge_change(_with_window(), _with_window(fire_every="1m")) == ["refused"]
+    assert _judge_change(_with_window(fire_every="1m"), _with_window()) == ["refused"]
+
+
+def test_a_first_time_zone_is_allowed() -> None:
+    """All rows without a zone were dead letters before (newcomer-3)."""
+    zone = _SPEC.replace("event_time: at", "event_time: at\n    timezone: Europe/Paris")
+    assert _judge_change(_SPEC, zone) == ["kept"]
+
+
+def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
+    """No record could name it. The error does, for the person who has to rename it (core-C7)."""
+    store = LocalStore(tmp_path / "store")
+    store.put("inbox/a.json", b"x")
+    for odd, listing in (
+        (b"b-\xe9.json", lambda: list(store.list_objects("inbox/"))),
+        (b"c-\xe9/d.json", lambda: store.list_folders("inbox/")),
+    ):
+        path = os.path.join(os.fsencode(tmp_path / "store" / "inbox"), odd)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(b"x")
+        with pytest.raises(ConfigurationError, match=r"inbox/[bc]-\\xe9"):
+            listing()
+    assert [one.key for one in store.list_objects("inbox/a")] == ["inbox/a.json"]
+
+
+def test_no_documented_duration_is_in_microseconds() -> None:
+    """A spec takes `10m`, and the page says so (newcomer-11)."""
+    options = (Path(__file__).parents[2] / "docs" / "options.md").read_text("utf-8")
+    defaults = re.findall(r"\| duration \| `(\w+)` \|", options)
+    assert defaults
+    assert [one for one in defaults if one.isdigit() and one != "0"] == []

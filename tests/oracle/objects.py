@@ -23,8 +23,9 @@ from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
-from tidegate.time_units import TICK_MAX, TIME_BOUND
+from tidegate.time_units import TICK_MAX
 
+_FARTHEST = 2**63 - 2**57  # a data row's time is at most so far from 0; stated again on purpose
 _Column = tuple[
     list[Any], dict[int, tuple[DeadLetterReason, str]]
 ]  # values, row -> (reason, detail)
@@ -83,7 +84,7 @@ class ObjectReader:
         if marks is not None and kind not in (None, marks.data):
             return None
         for name in (self._source.event_time, self._source.end_time):
-            if name is not None and abs(values.get(name) or 0) > TIME_BOUND:
+            if name is not None and abs(values.get(name) or 0) > _FARTHEST:
                 return "bad_value", f"{name} is too far"
         return None
 

@@ -26,6 +26,8 @@ _WINDOW_STATE = re.compile(
     r"timelines/\d+/state/[^/]+/window-([^/]+?)(-\d{5}-[0-9a-f]{12}|-\d+)?\.parquet"
 )
 """The state of a window is its merged partial results."""
+_OPEN_GROUP: Final = re.compile(r"timelines/\d+/state/[^/]+/glom-[^/]+\.parquet")
+"""Counts and times of the group of built events that is still open, in one row."""
 _ATTEMPT = re.compile(r"\d+-[0-9a-f]{12}")
 _SPANS = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -91,6 +93,8 @@ def classify_key(key: str, place: StorePlace) -> Content:
         return "other"
     if table := _TABLE_FILE.match(rest):
         return _classify_table(table[1], place)
+    if _OPEN_GROUP.fullmatch(rest):
+        return "results"
     state = _WINDOW_STATE.fullmatch(rest)
     if state and state[1] in place.windows:
         return "results"

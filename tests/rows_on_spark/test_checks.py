@@ -94,6 +94,17 @@ def test_store_does_not_count_the_probe() -> None:
     assert list_failed(found) == []
 
 
+def test_rows_that_are_read_again_count_once() -> None:
+    """A cut that ends at a barrier is read again, with fewer rows; the first job counts nowhere."""
+    found = make_evidence()
+    first = {**found.driver_log[0], "tasks": [report(0, rows=17), report(1)]}
+    found.driver_log.insert(0, first)
+    found.spark.tasks.extend([TaskResult(1, 4.0, 1000), TaskResult(1, 4.0, 1000)])
+    assert "rows" not in list_failed(found)
+    found.driver_log[1]["tasks"][0]["rows"] = 9
+    assert "rows" in list_failed(found)
+
+
 @pytest.mark.parametrize(
     "change",
     [

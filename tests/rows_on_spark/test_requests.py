@@ -25,6 +25,7 @@ ATTEMPT = "000001-ab12cd34ef56"
         (f"p/timelines/0/state/{ATTEMPT}/order-00000-ab12cd34ef56.parquet", "rows"),
         (f"p/timelines/0/state/{ATTEMPT}/window-per_key-00000.parquet", "results"),
         (f"p/timelines/0/state/{ATTEMPT}/window-other-00000.parquet", "rows"),
+        (f"p/timelines/0/state/{ATTEMPT}/glom-00000-ab12cd34ef56.parquet", "results"),
         (f"p/timelines/0/state/{ATTEMPT}/reducer-per_key.parquet", "rows"),
         (f"p/timelines/0/tables/events/{ATTEMPT}/1.parquet", "rows"),
         (f"p/timelines/0/tables/late/{ATTEMPT}/1.parquet", "rows"),
