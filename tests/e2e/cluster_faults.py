@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,16 +24,17 @@ from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
+import psutil
 import pyarrow.parquet as pq
 
-from tests.e2e.drivers import Piped, Steady
+from tests.e2e.drivers import Piped, Steady, wait_for
 from tests.e2e.feed import SPEC
 from tests.e2e.task_faults import TaskFaults
 from tests.rows_on_spark.processes import Family, Seen
 from tests.rows_on_spark.proxy import NamingProxy, run_proxy
 from tests.rows_on_spark.requests import StorePlace
 from tests.servers.minio import RealMinio, running
-from tests.servers.spark import connect_server, standalone
+from tests.servers.spark import Cluster, connect_server, standalone
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import FailureClass
 
@@ -42,6 +43,7 @@ OBJECTS: Final = 3
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
 _FEED: Final = SPEC.replace("barrier: long}", "barrier: long, payload: string}")
 _PAYLOAD: Final = 96 << 10  # bytes of a row: 40 of them make an object that is a unit of its own
+_AWAY: Final = 120.0  # seconds
 _RESTARTS: Final = 3
 _PATIENCE: Final = 900.0  # seconds, on a busy machine
 
@@ -78,6 +80,7 @@ class Rig:
 
     proxy: NamingProxy
     faults: TaskFaults
+    cluster: Cluster
     pipeline: Heavy
 
 
@@ -114,19 +117,19 @@ class Bench:
             stack.enter_context(patch.dict(os.environ, own))
             with patch.dict(os.environ, faults.environment()):
                 cluster = stack.enter_context(standalone(folder, 2, cores=1))
-            memory = {"spark.executor.memory": "1g"}
+            conf = {"spark.executor.memory": "1g"}
             if kind == "connect":
-                conf = {**memory, "spark.master": cluster.master}
-                server = stack.enter_context(connect_server(folder, conf))
+                own_master = {**conf, "spark.master": cluster.master}
+                server = stack.enter_context(connect_server(folder, own_master))
                 spark = f"spark: {{master: '{server.address}'}}"
             else:
                 spark = (
                     f"spark: {{master: '{cluster.master}', driver_memory: 1g,"
-                    f" conf: {json.dumps(memory)}}}"
+                    f" conf: {json.dumps(conf)}}}"
                 )
             url = f"s3://{self.minio.bucket}/{name}"
             pipeline = Heavy(folder / "p", url, spark)
-            yield Rig(proxy, faults, pipeline)
+            yield Rig(proxy, faults, cluster, pipeline)
 
     def check(self, rig: Rig) -> str:
         """Compare all tables, audit each row, and look for reads of files that no manifest names."""
@@ -174,6 +177,25 @@ def _kill_executor(bench: Bench, rig: Rig, kind: str) -> str:
     return result
 
 
+def lose_cluster(bench: Bench, rig: Rig) -> str:
+    """Master, workers and executors stop for two minutes in the middle of the run."""
+    driver = rig.pipeline.start()
+    wait_for(lambda: rig.pipeline.log().head().slot >= 1, driver)
+    stopped = rig.cluster.list_processes()
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    sealed = rig.pipeline.log().head().slot
+    time.sleep(_AWAY)
+    for process in stopped:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+    assert sealed < OBJECTS, "the run had ended before"
+    restarts = _wait_for_end(rig.pipeline, driver)
+    result = bench.check(rig)
+    return f"{_AWAY:g} s away after epoch {sealed}, {restarts} restarts; {result}"
+
+
 def _run_to_end(rig: Rig) -> None:
     _wait_for_end(rig.pipeline, rig.pipeline.start())
 
@@ -192,12 +214,14 @@ def _wait_for_end(pipeline: Piped, driver: subprocess.Popen[bytes]) -> int:
 FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "job-1": kill_in_job_1,
     "job-2": kill_in_job_2,
+    "away": lose_cluster,
 }
 RUNS: Final = (
     ("job-1", "standalone"),
     ("job-2", "standalone"),
     ("job-1", "connect"),
     ("job-2", "connect"),
+    ("away", "standalone"),
 )
 """Each fault with the masters on which it is run."""
 

@@ -41,6 +41,8 @@ class Cluster:
     workers: Sequence[ProcessId]
     log: Path
     """The master's."""
+    head: ProcessId
+    """The master."""
 
     def busiest(self) -> int:
         """The worker with most executors: its death is felt."""
@@ -56,6 +58,12 @@ class Cluster:
                 re.findall(r"Launching executor (\S+)/\d+ on", self.log.read_text(errors="replace"))
             )
         )
+
+    def list_processes(self) -> list[psutil.Process]:
+        """The master, the workers and their executors."""
+        marks = [self.head, *self.workers]
+        below = [child for mark in self.workers for child in list_children(mark.pid)]
+        return [*(psutil.Process(mark.pid) for mark in marks), *below]
 
     def kill_worker(self, number: int) -> None:
         """kill -9 of a worker and of the executors it runs, as when a host dies."""
@@ -117,7 +125,7 @@ def standalone(
                 "Successfully registered with master",
                 marks[number + 1],
             )
-        yield Cluster(url, marks[1:], folder / "master.log")
+        yield Cluster(url, marks[1:], folder / "master.log", marks[0])
     finally:
         kill_processes(marks)
 
