@@ -43,6 +43,12 @@ OBJECTS: Final = 3
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
 _FEED: Final = SPEC.replace("barrier: long}", "barrier: long, payload: string}")
 _PAYLOAD: Final = 96 << 10  # bytes of a row: 40 of them make an object that is a unit of its own
+_SPECULATION: Final = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "2",
+    "spark.speculation.minTaskRuntime": "500ms",
+}
 _AWAY: Final = 120.0  # seconds
 _RESTARTS: Final = 3
 _PATIENCE: Final = 900.0  # seconds, on a busy machine
@@ -116,8 +122,9 @@ class Bench:
             own = {**store, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
             stack.enter_context(patch.dict(os.environ, own))
             with patch.dict(os.environ, faults.environment()):
-                cluster = stack.enter_context(standalone(folder, 2, cores=1))
-            conf = {"spark.executor.memory": "1g"}
+                servers = standalone(folder, 2, cores=1, have_own_hosts=fault == "slow")
+                cluster = stack.enter_context(servers)
+            conf = {"spark.executor.memory": "1g", **(_SPECULATION if fault == "slow" else {})}
             if kind == "connect":
                 own_master = {**conf, "spark.master": cluster.master}
                 server = stack.enter_context(connect_server(folder, own_master))
@@ -177,6 +184,16 @@ def _kill_executor(bench: Bench, rig: Rig, kind: str) -> str:
     return result
 
 
+def slow_worker(bench: Bench, rig: Rig) -> str:
+    """A worker that is slow by ten; Spark starts its tasks a second time elsewhere."""
+    rig.faults.slow_down()
+    _run_to_end(rig)
+    result = bench.check(rig)
+    repeated = rig.faults.count_repeated_tasks()
+    assert repeated > 0, "no task has run twice"
+    return f"{repeated} tasks ran twice; {result}"
+
+
 def lose_cluster(bench: Bench, rig: Rig) -> str:
     """Master, workers and executors stop for two minutes in the middle of the run."""
     driver = rig.pipeline.start()
@@ -214,6 +231,7 @@ def _wait_for_end(pipeline: Piped, driver: subprocess.Popen[bytes]) -> int:
 FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "job-1": kill_in_job_1,
     "job-2": kill_in_job_2,
+    "slow": slow_worker,
     "away": lose_cluster,
 }
 RUNS: Final = (
@@ -221,6 +239,7 @@ RUNS: Final = (
     ("job-2", "standalone"),
     ("job-1", "connect"),
     ("job-2", "connect"),
+    ("slow", "standalone"),
     ("away", "standalone"),
 )
 """Each fault with the masters on which it is run."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ from typing import Any, Final
 import psutil
 
 FOLDER: Final = "TIDEGATE_TEST_TASK_FAULTS"
+SLOW_WORKER: Final = "worker-0"
+"""The folder of the worker that `slow_down` is about; its executors work below it."""
+_SLOWNESS: Final = 10
+_LEAST_DELAY: Final = 3.0  # seconds
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 
@@ -56,6 +61,17 @@ class TaskFaults:
         (self.folder / "part").write_text("")
         (self.folder / "part").rename(self._name_order(kind))
 
+    def slow_down(self) -> None:
+        """Let the tasks of one worker take ten times as long to write a file from now on."""
+        (self.folder / "slow").touch()
+
+    def count_repeated_tasks(self) -> int:
+        """How many tasks have written files in more than one attempt."""
+        attempts: dict[tuple[int, int], set[int]] = {}
+        for one in self.read_written():
+            attempts.setdefault((one.stage, one.partition), set()).add(one.task)
+        return sum(len(found) > 1 for found in attempts.values())
+
     def has_killed(self, kind: str) -> bool:
         """Whether that has happened."""
         return self._name_order(kind).with_suffix(".done").exists()
@@ -64,6 +80,11 @@ class TaskFaults:
         """All files that tasks have written."""
         lines = self._written.read_text().splitlines() if self._written.exists() else []
         return [WrittenFile(**json.loads(line)) for line in lines]
+
+    def delay(self, seconds: float) -> None:
+        """Called by a worker that has written a file in so many seconds."""
+        if SLOW_WORKER in Path.cwd().parts and (self.folder / "slow").exists():
+            time.sleep(max(seconds * (_SLOWNESS - 1), _LEAST_DELAY))
 
     def note(self, written: WrittenFile) -> None:
         """Called by a worker: note a file, and die with the executor if that is the order."""
@@ -100,10 +121,13 @@ def _wrap(store: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
         from pyspark import TaskContext
 
         task = TaskContext.get()
+        begun = time.monotonic()
         found = store(url, rows, stem, kind, *more, **named)
+        seconds = time.monotonic() - begun
         if task is not None:
             place = task.stageId(), task.partitionId(), task.taskAttemptId()
             faults.note(WrittenFile(found.key, kind, *place))
+            faults.delay(seconds)
         return found
 
     return store_and_note

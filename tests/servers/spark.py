@@ -77,7 +77,12 @@ class Cluster:
 
 @contextmanager
 def standalone(
-    folder: Path, workers: int, *, cores: int = 2, hidden: Path | None = None
+    folder: Path,
+    workers: int,
+    *,
+    cores: int = 2,
+    hidden: Path | None = None,
+    have_own_hosts: bool = False,
 ) -> Iterator[Cluster]:
     """A master with so many workers, of so many cores each.
 
@@ -86,6 +91,7 @@ def standalone(
         workers: how many.
         cores: of each.
         hidden: a folder that the workers see empty, as hosts with another disk would.
+        have_own_hosts: each worker has an address of its own. Spark runs no task twice on one host.
     """
     port = choose_free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -110,7 +116,7 @@ def standalone(
                 "--work-dir",
                 str(folder / f"worker-{number}"),
                 "--host",
-                "127.0.0.1",
+                f"127.0.0.{number + 1 if have_own_hosts else 1}",
                 "--webui-port",
                 "0",
             ]
