@@ -408,12 +408,14 @@ class S3Store:
             EndpointConnectionError,
             NoCredentialsError,
             PartialCredentialsError,
+            ProfileNotFound,
             SSLError,
         )
 
         if isinstance(error, ClientError):
             return self._translate_response(error.response, key, writes)
-        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        # Of a profile the name is wrong, or this host lacks it: waiting does not help.
+        if isinstance(error, NoCredentialsError | PartialCredentialsError | ProfileNotFound):
             return self._denied_error(str(error))
         # Without a connection nothing was sent, so the outcome of a write is known.
         if isinstance(error, EndpointConnectionError | ConnectTimeoutError):

@@ -144,6 +144,13 @@ class StreamView:
         self._barriers: dict[int, list[JsonObject]] = {}  # by slot of the lineage
         # By digest; that of the newest epoch is kept.
         self._read_spec = lru_cache(1)(partial(read_spec, self.store, self.pipeline))
+        # What two digests or two deploys differ in never changes.
+        self._describe_spec_change = lru_cache(64)(
+            partial(_describe_spec_change, self.store, self.pipeline)
+        )
+        self._describe_deploy = lru_cache(64)(
+            partial(describe_deploy_change, self.store, self.pipeline)
+        )
         self._searched: int | None = None  # the timeline whose past was searched for barriers
         # By timeline: lineage and restores change only with it.
         self._read_lineage = lru_cache(1)(partial(_load_lineage, self.log))
@@ -334,18 +341,11 @@ class StreamView:
             ),
             *list_deploy_events(
                 read_deployed(self.store, self.pipeline),
-                partial(describe_deploy_change, self.store, self.pipeline),
+                self._describe_deploy,
             ),
             *list_merge_events(list_splice_requests(self.store, self.pipeline)),
             *list_verdict_events(self._read_quality_file("history.json").get("runs", [])),
         ]
-
-    def _describe_spec_change(self, before: str, after: str) -> str:
-        """In what a spec differs from an earlier one; their digests if one cannot be read."""
-        old, new = (read_spec(self.store, self.pipeline, digest) for digest in (before, after))
-        # They may differ in a secret, which is masked, or in a default of a newer version.
-        changes = list_changes(list_differences(old, new, {}, {})) if old and new else ""
-        return changes or f"from {before[:8]} to {after[:8]}"
 
     def read_checks(self) -> JsonObject:
         """Return the checks of the newest quality run, failed ones first, and all known runs.
@@ -611,6 +611,14 @@ def _load_lineage(log: SlotLog, timeline: int) -> tuple[list[LineageSegment], li
 
 def _is_past_cursor(row: SlotSummary, before: _Position, abandoned: bool) -> bool:
     return (row.timeline, row.slot) < before if abandoned else row.slot < before[1]
+
+
+def _describe_spec_change(store: Store, pipeline: str, before: str, after: str) -> str:
+    """In what a spec differs from an earlier one; their digests if one cannot be read."""
+    old, new = (read_spec(store, pipeline, digest) for digest in (before, after))
+    # They may differ in a secret, which is masked, or in a default of a newer version.
+    changes = list_changes(list_differences(old, new, {}, {})) if old and new else ""
+    return changes or f"from {before[:8]} to {after[:8]}"
 
 
 def _summarize_epoch(slot: SlotContents | None) -> _SeenEpoch | None:

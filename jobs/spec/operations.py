@@ -105,8 +105,8 @@ class SparkSpec(SpecModel):
     """How the driver's JVM compiles. ``quick`` compiles lightly: a new driver seals its first epoch
     sooner. ``throughput`` is faster where Spark SQL evaluates millions of rows in this JVM.
 
-    ``auto`` is ``throughput`` for a local master and a pipeline with expressions or aggregates that
-    only Spark SQL computes, else ``quick``.
+    ``auto`` is ``throughput`` for a driver that is started as a process with a local master, if
+    Spark SQL decodes or evaluates rows of the pipeline; else ``quick``.
     """
     staging: Literal["disk", "bucket"] = "disk"
     """Where reducers of a pipeline with streams run on a cluster: ``disk`` says that driver and

@@ -51,7 +51,7 @@ export function checkpointPanel(pipeline, stream) {
   function judged(r, quality) {
     if (r.healthy === null) return h("span", {class: "soft"}, "not judged");
     const tone = r.healthy ? "good" : "bad";
-    return h("span", {class: tone}, mark(tone), r.healthy ? "healthy" : "unhealthy", quality ? h("span", {class: "soft"}, ", ", ago(Date.parse(quality.at))) : null);
+    return h("span", {class: tone}, mark(tone), r.healthy ? "healthy" : "unhealthy", quality && r.at <= Date.parse(quality.at) ? h("span", {class: "soft"}, ", ", ago(Date.parse(quality.at))) : null);
   }
   function row(r) {
     const s = stream(), may = s?.may || [];

@@ -7,10 +7,12 @@ const short = (text, most = 23) => text.length > most ? text.slice(0, most - 1) 
 const perSecond = rate => `${rate >= 20 ? count(Math.round(rate)) : +rate.toFixed(1)} rows/s`;
 const isFirst = e => e.from.startsWith("source:"); // these edges are named where they begin, the others where they end
 
-/** Rows per second over the newest epochs of one timeline: of each source, and of the rows put aside. */
+/** Rows per second over the newest epochs of one timeline: of each source, and of the rows put aside. None if the points are a
+ * sample of a long past. The time since the newest epoch counts, so the rates of a stream that stands still go down. */
 function measureRates(points) {
   const last = points.at(-1), first = points.slice(-10).find(p => p.timeline === last.timeline);
-  const seconds = last ? (last.at - first.at) / 1000 : 0;
+  if (!last || last.slot - first.slot >= 10) return {};
+  const seconds = (Math.max(Date.now() - 10_000, last.at) - first.at) / 1000;
   if (seconds <= 0) return {};
   const sums = p => ({late: p.late, dead_letters: p.dead, ...Object.fromEntries(Object.entries(p.sources).map(([name, s]) => [`source:${name}`, s.read || 0]))});
   const before = sums(first);
