@@ -84,7 +84,9 @@ def test_edges_have_rates_and_checkpoints_their_spec(show: Open) -> None:
     row = page.locator("#checkpoints tbody tr").first
     expect(row.locator("[data-head='Dead letters']")).to_have_text("0")
     expect(row.locator("[data-head=Spec]")).to_have_text("s")
-    expect(row.locator("[data-head=Quality]")).to_contain_text("ago")
+    # The newest checkpoints may be younger than the verdict.
+    judged = page.locator("#checkpoints tbody tr").last
+    expect(judged.locator("[data-head=Quality]")).to_contain_text("ago")
 
 
 def test_a_job_is_not_asked_for_tables(chromium: Browser, tmp_path: Path) -> None:
