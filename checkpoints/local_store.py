@@ -284,7 +284,7 @@ class LocalStore:
 def _require_utf8(folder: Path, names: list[str]) -> list[str]:
     """Refuse names that are not UTF-8, but leave out those of files that are no data.
 
-    These begin with ``_`` or ``.``, as temporary files of other programs do.
+    A part of such a name begins with ``_`` or ``.``, as temporary files of other programs have it.
 
     Raises:
         ConfigurationError: no record can name the file, so it would never count as read.
@@ -294,7 +294,7 @@ def _require_utf8(folder: Path, names: list[str]) -> list[str]:
     except UnicodeEncodeError:
         odd = {name for name in names if not _is_utf8(name)}
         for name in odd:
-            if not name.removesuffix("/").rpartition("/")[2].startswith(("_", ".")):
+            if not any(part.startswith(("_", ".")) for part in name.split("/")):
                 path = os.fsencode(folder / name).decode(errors="backslashreplace")
                 raise FILE_NAME_UNREADABLE(path=path) from None
         return [name for name in names if name not in odd]

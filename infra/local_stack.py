@@ -111,6 +111,11 @@ class Stack:
         self.credentials_file = self.home / "credentials.json"
         self._file = self.home / "stack.json"
 
+    @property
+    def was_up(self) -> bool:
+        """Whether it was started before."""
+        return self._file.exists()
+
     def up(self, progress: Progress) -> StackStatus:
         """Start the processes that do not run, and return when all are healthy.
 

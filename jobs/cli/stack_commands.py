@@ -53,23 +53,25 @@ def start_stack(
 ) -> None:
     """Start MinIO and Airflow on this machine and leave them running.
 
-    Where there is no folder of DAGs, it is made.
+    The first call makes the folder of DAGs if there is none.
     A second call starts only the processes that have ended, or all of Airflow if its settings have
     changed, such as the receiver of alerts.
     """
     from tidegate.infra.local_stack import find_default_dags, make_dags_folder
 
-    if dags is None and not find_default_dags().is_dir():
+    stack = _configure_stack(home, dags, alerts)
+    # A stack that was up has its DAGs elsewhere if they are not here.
+    if dags is None and not stack.was_up and not find_default_dags().is_dir():
         make_dags_folder(find_default_dags())
         _print_progress("made the folder dags; put specs into dags/pipelines")
     # Progress goes to standard error, so that --json has standard output to itself.
-    stack = _configure_stack(home, dags, alerts).up(_print_progress)
+    found = stack.up(_print_progress)
     data = {
-        "airflow": stack.airflow_url,
-        "minio": stack.minio_endpoint,
-        "credentials": str(stack.credentials_file),
-        "healthy": stack.healthy,
-        "processes": stack.processes,
+        "airflow": found.airflow_url,
+        "minio": found.minio_endpoint,
+        "credentials": str(found.credentials_file),
+        "healthy": found.healthy,
+        "processes": found.processes,
     }
     output.print_result(as_json, "stack", data)
 

@@ -336,7 +336,8 @@ def _divide_rows(
     rows: pa.Table, targets: NDArray[np.int64], own: range
 ) -> Iterator[tuple[int, pa.Table]]:
     """Yield some of the targets, with the rows for each."""
-    places = np.argsort(targets.astype(np.int16), kind="stable")  # of two bytes in linear time
+    kind = np.int16 if own.stop <= 1 << 15 else np.int64  # two bytes are sorted in linear time
+    places = np.argsort(targets.astype(kind), kind="stable")
     ends = np.cumsum(np.bincount(targets, minlength=own.stop))
     for target in own:
         start = ends[target - 1] if target else 0

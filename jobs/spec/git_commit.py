@@ -1,28 +1,38 @@
 """The commit of git from which a spec was taken, where it lies in a checkout."""
 
+import os
 import subprocess
 from pathlib import Path
 
+_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 _LIMIT = 10.0  # seconds; a checkout on a slow disk must not hold up a driver
 
 
 def find_commit(spec_path: Path) -> str | None:
     """Return the commit of a spec's checkout; None without one, or without git.
 
-    ``with changes`` behind it says that files of the spec's folder differ from the commit.
+    ``with changes`` behind it says that files of the spec's folder differ from the commit, or that
+    the spec, or a module of Python beside it, is not in it.
     """
     folder = spec_path.absolute().parent
     commit = _run_git(folder, "rev-parse", "--short=12", "HEAD")
     if not commit:
         return None
-    changes = _run_git(folder, "status", "--porcelain", "--", ".")
-    return f"{commit}, with changes" if changes else commit
+    spec = _run_git(folder, "ls-files", "--error-unmatch", "--", spec_path.name)
+    changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    # Other new files may be a store beside the specs, or what Python has compiled.
+    modules = _run_git(folder, "ls-files", "--others", "--exclude-standard", "--", ":(glob)*.py")
+    is_as_committed = spec and changes == modules == ""
+    return commit if is_as_committed else f"{commit}, with changes"
 
 
 def _run_git(folder: Path, *words: str) -> str | None:
+    # The hook of a repository names it in variables, which count more than the folder.
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         found = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=_LIMIT
+            command, capture_output=True, text=True, timeout=_LIMIT, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -160,8 +160,10 @@ def test_a_file_whose_name_is_not_utf8_is_named(tmp_path: Path) -> None:
             listing()
         os.unlink(path)
     os.rmdir(os.path.dirname(path))
-    for hidden in (b".tmp-\xe9", b"_x-\xe9"):  # no data
-        with open(os.path.join(os.fsencode(tmp_path / "store" / "inbox"), hidden), "wb") as file:
+    for hidden in (b".tmp-\xe9", b"_x-\xe9", b"_temporary/part\xe9"):  # no data
+        path = os.path.join(os.fsencode(tmp_path / "store" / "inbox"), hidden)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
             file.write(b"x")
     assert [one.key for one in store.list_objects("inbox/")] == ["inbox/a.json"]
 

@@ -122,7 +122,12 @@ def test_the_status_of_a_job_describes_its_queries(log: SlotLog, text: Text) -> 
     )
     lost = QueryPosition(batch=0, rewind=SinkRewind.LOG)
     queries = {"q": full.model_dump(mode="json"), "r": lost.model_dump(mode="json")}
-    more: dict[str, Any] = {"landings": {}, "store": {"url": "memory"}, "queries": queries}
+    more: dict[str, Any] = {
+        "landings": {},
+        "store": {"url": "memory"},
+        "queries": queries,
+        "deployed": None,
+    }
     lines = text("status", data=describe_pipeline(log) | more, waiting={})
     assert "query q: batch 7 in 9.00 s (addBatch 6.00 s), rows 1,001 (1,000 of a, 1 of b)," in (
         found := " ".join(lines)
@@ -140,6 +145,7 @@ def test_a_status_says_how_fresh_the_tables_are_and_what_lands(log: SlotLog, tex
         "freshness": {"EWR": stages, "JFK": stages},
         "stale": {"EWR": 5},
         "store": {"url": "memory"},
+        "deployed": {"who": "ann", "at": 0, "commit": "ab12"},
         "landings": {
             "EWR": {"state": "never ran", "why": None},
             "JFK": {"state": "unknown", "why": "no\nanswer"},
@@ -154,14 +160,15 @@ def test_a_status_says_how_fresh_the_tables_are_and_what_lands(log: SlotLog, tex
     assert "rejected by s: 1,000 rows rule r: 2,000 rows broke it" in found
     assert "rows without a declared column, read as null: 5" in found
     assert "EWR never ran JFK unknown (no answer)" in found
+    assert "deployed: by ann, " in found
+    assert " ago, commit ab12 " in found
 
 
 def test_nothing_sealed_yet_is_said(log: SlotLog, text: Text) -> None:
     """By a status without driver, checkpoint, holder and rows."""
     report = describe_pipeline(SlotLog(log.store, "new"))
-    found = " ".join(
-        text("status", data=report | {"landings": {}, "store": {"url": "u"}}, waiting={})
-    )
+    more: dict[str, Any] = {"landings": {}, "store": {"url": "u"}, "deployed": None}
+    found = " ".join(text("status", data=report | more, waiting={}))
     assert "driver: none checkpoint: none sealed yet" in found
     assert "frontier: none held by: no one rows: none" in found
 

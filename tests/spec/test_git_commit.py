@@ -17,7 +17,7 @@ def run_git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_commit_of_a_checkout_is_found(tmp_path: Path) -> None:
+def test_the_commit_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another folder of the repository may differ; a file beside the spec is its code."""
     specs = tmp_path / "specs"
     specs.mkdir()
@@ -29,7 +29,15 @@ def test_the_commit_of_a_checkout_is_found(tmp_path: Path) -> None:
     run_git(tmp_path, "commit", "--quiet", "-m", "first")
     commit = run_git(tmp_path, "rev-parse", "--short=12", "HEAD")
     (tmp_path / "README.md").write_text("new")
+    (specs / ".tidegate").mkdir()
+    (specs / ".tidegate" / "lease.json").write_text("{}")
     assert find_commit(spec) == commit
+    run_git(tmp_path, "init", "--quiet", "other")
+    with monkeypatch.context() as patch:  # as in the hook of another repository
+        patch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+        assert find_commit(spec) == commit
+    (specs / "new.yaml").write_text("name: new")
+    assert find_commit(specs / "new.yaml") == f"{commit}, with changes"
     (specs / "reducers.py").write_text("x = 1")
     assert find_commit(spec) == f"{commit}, with changes"
 
