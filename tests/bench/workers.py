@@ -41,7 +41,7 @@ from tests.servers.spark import standalone
 from tidegate.checkpoints.s3_store import S3Store
 
 _WARM: Final = 2  # epochs before the clock starts
-_CORES: Final = (1, 2, 4, 8)
+_CORES: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ def test_rows_late_for_windows_show_on_every_surface(
     assert overview.row_counts.late_ratio == late / 10
     progress = _describe_progress(overview)
     assert progress["counts"]["late_by_output"] == {"w": late}
-    report = describe_pipeline(bench.log) | {"landings": {}, "store": {"url": "memory"}}
+    more: dict[str, Any] = {"landings": {}, "store": {"url": "memory"}, "deployed": None}
+    report = describe_pipeline(bench.log) | more
     print_text("status", data=report, waiting={})
     shown = " ".join(capsys.readouterr().out.split())
     assert "late: 4 rows (40.0%): 4 for w (40.0%) store: memory" in shown
