@@ -68,14 +68,20 @@ def check(name: str, source: Path, out: Path) -> str:
                 " windows that never closed"
             )
         tables = out / f"bench_{name}" / "timelines" / "0" / "tables"
-        late = (
-            f"(select * from '{tables}/late/*/*.parquet')"
-            if any(tables.glob("late/*/*"))
-            else "(from input limit 0)"
-        )
-        if name == "order":
-            return _order(db, total, f"'{tables}/events/*/*.parquet'", late)
-        return _windows(db, total, f"'{tables}/per_key/*/*.parquet'", late)
+        any_late = any(tables.glob("late/*/*"))
+
+        def late_for(output: str) -> str:
+            if not any_late:
+                return "(from input limit 0)"
+            return f"(select * from '{tables}/late/*/*.parquet' where output = '{output}')"
+
+        said = []
+        if name in ("order", "both"):
+            said.append(_order(db, total, f"'{tables}/events/*/*.parquet'", late_for("events")))
+        if name != "order":
+            late = late_for("per_key")
+            said.append(_windows(db, total, f"'{tables}/per_key/*/*.parquet'", late))
+        return "; ".join(said)
 
 
 def _windows(db: duckdb.DuckDBPyConnection, total: int, windows: str, late: str) -> str:
