@@ -51,17 +51,22 @@ def test_wrong_answers_are_found(source: Path, tmp_path: Path) -> None:
             f"select {start} as window_start, key, count(*) as n, sum(value) as s from rows where"
             " seq > 5 group by all"
         ),
-        "late": "select event_time, key, value from rows where seq <= 5",
+        "late": "select event_time, key, value, 'per_key' as output from rows where seq <= 5",
     }.items():
         (tables / name / "1").mkdir(parents=True)
         query = query.replace("rows", f"'{source}/s*/*.parquet'")
         duckdb.sql(f"copy ({query}) to '{tables / name / '1' / 'part.parquet'}' (format parquet)")
     assert "24 late rows kept" in check("windows", source, tmp_path / "out")
-    (tables / "late" / "1" / "part.parquet").write_bytes(
-        (source / "s0" / "part-00000.parquet").read_bytes()
-    )
-    with pytest.raises(SystemExit, match="WRONG ANSWER"):
-        check("windows", source, tmp_path / "out")
+    path = tables / "late" / "1" / "part.parquet"
+    for select in (
+        f"select *, 'per_key' as output from '{source}/s0/part-00000.parquet'",
+        # Late for another output: these rows are missing in the windows.
+        f"select event_time, key, value, 'events' as output from '{source}/s*/*.parquet'"
+        " where seq <= 5",
+    ):
+        duckdb.sql(f"copy ({select}) to '{path}' (format parquet)")
+        with pytest.raises(SystemExit, match="WRONG ANSWER"):
+            check("windows", source, tmp_path / "out")
 
 
 def test_ratio_is_the_median_of_the_rounds() -> None:
