@@ -37,7 +37,11 @@ from .task_runner import choose_runner
 _TABLE: Final = f"table:{EVENTS}"
 _SEGMENT_SAMPLES: Final = 64
 MOST_READERS: Final = 4
-"""Up to so many tasks it is quicker that each reads all rows than that Spark moves them."""
+"""Up to so many tasks each reads all rows, and Spark moves none.
+
+That was measured to be quicker with two tasks. All of them together read as many times the rows as
+there are tasks, so with many it cannot be.
+"""
 _SHARE_BYTES: Final = 4 * RANGE_BYTES
 """Bytes of rows that such a task holds, as Arrow has them."""
 _UNPACKED: Final = 4

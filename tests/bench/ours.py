@@ -1,6 +1,6 @@
 """tidegate on generated files: the whole driver, from lease to published tables, in one process.
 
-``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--event-log FOLDER]`` prints one JSON
+``python -m tests.bench.ours JOB INPUT OUT [--jvm quick] [--where CONDITION]`` prints one JSON
 line. ``seconds`` counts from a warm session, with its Python workers, until the driver has drained
 and its session stopped, so manifests, checksums, the Iceberg tables and the late table are in it.
 """
@@ -70,15 +70,20 @@ JOBS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def bench_spec(job: str, spark: dict[str, Any]) -> PipelineSpec:
-    """The pipeline of a job over the generated files in its store's inbox."""
-    source = {
+def bench_spec(job: str, spark: dict[str, Any], where: str | None = None) -> PipelineSpec:
+    """The pipeline of a job over the generated files in its store's inbox.
+
+    `where` is a condition on the rows of each source.
+    """
+    source: dict[str, Any] = {
         "schema": _SCHEMA,
         "event_time": "event_time",
         "lag": "10s",
         "limits": {"objects": 1},
         "bounded": True,
     }
+    if where is not None:
+        source["where"] = where
     sources = {f"s{n}": {"path": f"inbox/s{n}", **source} for n in range(SOURCES)}
     fields = {"name": f"bench_{job}", "sources": sources, "spark": {"driver_memory": "4g", **spark}}
     return PipelineSpec.model_validate({**fields, **JOBS[job]})
@@ -143,6 +148,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--jvm", choices=["auto", "quick", "throughput"], default="auto")
+    parser.add_argument("--where", help="a condition on the rows, in Spark SQL")
     parser.add_argument("--event-log", type=Path, help="write Spark's event log here")
     given = parser.parse_args()
     log = (
@@ -152,9 +158,8 @@ def main() -> None:
     )
     configure_logs(json=False)
     with contextlib.redirect_stdout(sys.stderr):
-        found = measure(
-            bench_spec(given.job, {"jvm": given.jvm, "conf": log}), given.source, given.out
-        )
+        spec = bench_spec(given.job, {"jvm": given.jvm, "conf": log}, given.where)
+        found = measure(spec, given.source, given.out)
     print(json.dumps(found))
     sys.exit(found["code"])
 

@@ -40,3 +40,15 @@ def test_the_keys_of_a_profile_are_renewed(
     assert store.get("a").data == b"3"
     assert keys.was_handed_out(first)
     assert keys.was_handed_out(keys.current)
+
+
+def test_a_profile_that_a_host_does_not_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting would not help, so the error is not a transient one."""
+    (tmp_path / "config").write_text("")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    given = {"TIDEGATE_S3_ENDPOINT": "http://127.0.0.1:1", "TIDEGATE_EXECUTOR_S3_PROFILE": "nope"}
+    store = open_store("s3://bucket/here", choose_task_keys(given))
+    with pytest.raises(StoreDeniedError, match="nope"):
+        store.get("a")
