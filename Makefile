@@ -229,7 +229,7 @@ bench-order: venv java ## ordered release against the windows and plain Structur
 	$(BIN)/python -m tests.bench.rounds order --rows $(or $(ROWS),20000000) --rounds $(or $(ROUNDS),5) $(ARGS)
 
 .PHONY: bench-folds
-bench-folds: venv java ## a reducer in the driver and in Spark's tasks, over the same rows (ARGS="--rows 1000000 --keys 10000")
+bench-folds: venv java ## a reducer in one process, in one task and in groups of keys, over the same rows (ARGS="--rows 1000000 --keys 10000")
 	$(BIN)/python -m tests.bench.folds $(ARGS)
 
 .PHONY: bench-kafka

@@ -508,7 +508,7 @@ def make_dispatcher(
 ) -> RowDispatcher | None:
     """Return the dispatcher of the spec's streams; None if the spec has no streams.
 
-    `mover` runs the reducers, if it can. The dispatcher continues from the epoch `after`, by
+    `mover` moves the rows, if it can. The dispatcher continues from the epoch `after`, by
     default from the newest one.
 
     Raises:
@@ -517,13 +517,20 @@ def make_dispatcher(
     if not spec.streams:
         return None
     from tidegate.jobs.sinks.published_tables import read_positions
-    from tidegate.jobs.streams.dispatcher import StreamDispatcher
-    from tidegate.jobs.streams.reducers import FoldingMover, fold_batch
-    from tidegate.jobs.streams.stream_rows import LogHistory
+    from tidegate.jobs.streams.dispatcher import (
+        DispatchingMover,
+        StreamDispatcher,
+        make_local_runner,
+    )
+    from tidegate.jobs.streams.row_history import LogHistory
 
-    run = mover.fold_runner() if isinstance(mover, FoldingMover) else fold_batch
     history = LogHistory(log, spec.event_time_column, after, partial(read_positions, spec, store))
-    return StreamDispatcher(spec, store, history, run)
+    here = make_local_runner(store, history)
+    # Functions of reducers are looked for before their modules are sent to tasks.
+    dispatcher = StreamDispatcher(spec, here)
+    if isinstance(mover, DispatchingMover):
+        dispatcher.run = mover.make_dispatch_runner(store, history, here)
+    return dispatcher
 
 
 def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:

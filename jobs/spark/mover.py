@@ -28,14 +28,14 @@ from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
+from tidegate.jobs.streams.dispatcher import DispatchRunner
+from tidegate.jobs.streams.row_history import LogHistory
 
 from .epoch_context import EpochContext
 from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
 from .python_tasks import StoreSample, build_topic_variables
-from .reducer_tasks import SparkReducerRunner, check_shared_disk
 from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
@@ -48,6 +48,7 @@ from .spark_session import (
     open_session,
 )
 from .state_merging import StateMerging
+from .stream_tasks import TaskDispatcher
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import count_released_rows, release_in_tasks
 from .task_runner import choose_runner
@@ -133,14 +134,17 @@ class SparkMover:
             delete_tables(self._store, merging.list_stored())
             self._discard_rows()
 
-    def fold_runner(self) -> ReducerRunner:
-        """Return what runs reducers: tasks, if they see the scratch folder, else this process.
+    def make_dispatch_runner(
+        self, store: Store, history: LogHistory, here: DispatchRunner
+    ) -> DispatchRunner:
+        """Return what moves the rows of streams, in tasks.
 
-        Tasks get only large batches of reducers with keys.
+        Args:
+            store: where the streams are.
+            history: locates rows of earlier epochs.
+            here: dispatches epochs without rows.
         """
-        if check_shared_disk(self._sessions, self._spec, self._workdir):
-            return SparkReducerRunner(self._sessions, self._workdir)
-        return fold_batch
+        return TaskDispatcher(self._sessions, self._spec, store, history, here)
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""

@@ -462,6 +462,11 @@ def list_spec_warnings(spec: PipelineSpec) -> list[str]:
             f"coalesce.idle_timeout of {', '.join(ignored)} is the default and does not count: a"
             " source that is one partition then has the output's; add a millisecond to set its own"
         )
+    if spec.spark.staging != type(spec.spark)().staging:
+        found.append(
+            "spark.staging has no effect any more: reducers run in tasks, which share no disk with"
+            " the driver; leave it out"
+        )
     if stuck:
         found.append(
             f"nothing can move the frontier ({', '.join(stuck)}): only punctuation rows of the"

@@ -109,10 +109,7 @@ class SparkSpec(SpecModel):
     Spark SQL decodes or evaluates rows of the pipeline; else ``quick``.
     """
     staging: Literal["disk", "bucket"] = "disk"
-    """Where reducers of a pipeline with streams run on a cluster: ``disk`` says that driver and
-    executors share the driver's scratch folder at one path, and large batches are folded by tasks;
-    with ``bucket`` the driver folds them. A local master ignores it.
-    """
+    """Has no effect any more, and `validate` says so: reducers run in tasks, wherever these are."""
     conf: dict[str, str] = {}
     """Further Spark settings."""
 

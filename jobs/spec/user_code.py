@@ -7,12 +7,15 @@ that runs the driver. Imports are found by reading the code; nothing is executed
 import ast
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import SequenceMatcher
 from pathlib import Path
 
 from .job_spec import JobSpec, SupervisedSpec
+
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def find_script(spec: JobSpec, spec_path: Path) -> Path | None:
@@ -37,6 +40,23 @@ def collect_code(spec: SupervisedSpec, spec_path: Path) -> dict[str, str]:
     for file in sorted(_list_imported_files(spec, folder)):
         with suppress(OSError, UnicodeDecodeError):
             texts[file.relative_to(folder).as_posix()] = file.read_text("utf-8")
+    return texts
+
+
+def collect_module_code(modules: Iterable[str]) -> dict[str, str]:
+    """Return the text of each file of some modules, and of those that they import, by its path.
+
+    The modules are imported already. Packages that are installed are left out.
+    """
+    texts: dict[str, str] = {}
+    for name in modules:
+        file = Path(sys.modules[name].__file__ or "")
+        if any(file.is_relative_to(sysconfig.get_path(kind)) for kind in _INSTALLED):
+            continue
+        depth = name.count(".") + (file.name == "__init__.py")
+        folder = file.parents[depth]
+        for own in sorted(_follow_imports(folder, _find_module_files(folder, name))):
+            texts[own.relative_to(folder).as_posix()] = own.read_text("utf-8")
     return texts
 
 
@@ -75,7 +95,12 @@ def _list_imported_files(spec: SupervisedSpec, folder: Path) -> set[Path]:
     else:
         names = [one.function.partition(":")[0] for one in spec.reducers.values() if one.function]
         pending = [file for name in names for file in _find_module_files(folder, name)]
-    found: set[Path] = set()
+    return _follow_imports(folder, pending)
+
+
+def _follow_imports(folder: Path, files: Iterable[Path]) -> set[Path]:
+    """Return files, and those in the folder that they import, directly or not."""
+    found, pending = set[Path](), list(files)
     while pending:
         file = pending.pop()
         if file not in found:

@@ -365,6 +365,7 @@ class _MergeAttempt:
             extra |= {"from": effect.since, "rewrites": rewrites}
         bounds = compute_time_bounds(rows[time_column])
         self._files.write_segment(SPLICE_KIND, rows, *bounds, extra)
+        self._files.flush()
         step("merge.written")
         manifest = self._make_manifest()
         step("merge.seal")

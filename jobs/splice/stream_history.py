@@ -29,9 +29,9 @@ from tidegate.jobs.sinks.output_tables import (
 )
 from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM
+from tidegate.jobs.streams.row_history import list_stream_merges
 from tidegate.jobs.streams.stream_rows import (
     PROVENANCE_FIELDS,
-    list_stream_merges,
     read_arrivals,
     select_request_segments,
     sort_stably,

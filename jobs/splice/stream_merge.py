@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 
 from tidegate.jobs.engine.arrow_tables import conform_to_schema
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec
-from tidegate.jobs.streams.dispatcher import run_pipe
 from tidegate.jobs.streams.reducers import (
     SentRows,
     build_reducer,
     build_states_table,
     fold_batch,
 )
+from tidegate.jobs.streams.row_dispatch import run_pipe
 from tidegate.jobs.streams.stream_rows import (
     address_rows,
     append_rows,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import duckdb
 import pyarrow as pa
@@ -295,13 +295,6 @@ class FoldedBatch:
     failure: FoldFailure | None = None
 
 
-ReducerRunner = Callable[[Reducer, Any, ReducerStates], FoldedBatch]
-"""Runs a reducer over rows.
-
-Columns of the stream, ``position``, ``stream_time`` (int64 ticks), ``_id``; sorted by position.
-"""
-
-
 def build_reducer(spec: PipelineSpec, name: str) -> Reducer:
     """Return the reducer that the spec describes, ready to run."""
     reducer = spec.reducers[name]
@@ -313,15 +306,6 @@ def build_reducer(spec: PipelineSpec, name: str) -> Reducer:
     return Reducer(
         reducer.function, reducer.keys, reducer.initial, columns, reducer.recheck, aggregates
     )
-
-
-@runtime_checkable
-class FoldingMover(Protocol):
-    """A mover that can run reducers where it moves rows."""
-
-    def fold_runner(self) -> ReducerRunner:
-        """Return the runner."""
-        ...
 
 
 def fold_batch(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
@@ -359,7 +343,7 @@ def describe_batch_failure(rows: Any, error: Exception) -> FoldFailure:
 def fold_prepared_rows(reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
     """Fold prepared rows: all of a batch, or those of some keys.
 
-    Both the driver and Spark tasks run this function. `states` are those before the first row, and
+    `states` are those before the first row, and
     are not changed. The result has the states of the keys in these rows only.
     """
     function, listed = reducer.load_fold(), list_rows(rows)

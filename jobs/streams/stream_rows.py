@@ -1,7 +1,4 @@
-"""Rows of streams: read by position from the log, stamped when dispatched, and appended.
-
-Backfills read the rows of their origin from the sealed epochs of the current lineage
-(`LogHistory`), those of retired epochs from the published tables.
+"""Rows of streams: made of released events, stamped when dispatched, and appended.
 
 Who stamps a row, and which stamps a stream accepts: docs/semantics.md, section 6. Batches are
 appended on Arrow columns without a loop. A row is rejected if its stamp is below the greatest time
@@ -10,7 +7,7 @@ therefore the running maximum over *all* rows before it.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.bucket_layout import CheckpointId
-from tidegate.checkpoints.manifest import FileRef, Manifest
-from tidegate.checkpoints.slot_log import LogHead, SlotLog
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import (
     conform_to_schema,
@@ -31,19 +26,11 @@ from tidegate.jobs.engine.arrow_tables import (
     replace_column,
     to_arrow_types,
 )
-from tidegate.jobs.engine.manifest_writer import SPLICE_KIND
-from tidegate.jobs.sinks.output_tables import (
-    IDENTITY_COLUMNS,
-    build_table_schema,
-    compute_current_positions,
-)
-from tidegate.jobs.sinks.table_scan import Ranges, select_in_ranges
+from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS, PipeSpec, ReducerSpec
+from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec, ReducerSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
-from tidegate.time_units import TICK_MAX, TICK_MIN
-
-from .errors import ROWS_RETIRED
+from tidegate.time_units import TICK_MIN
 
 PROVENANCE_FIELDS = {
     "_id": pa.string(),
@@ -54,213 +41,7 @@ PROVENANCE_FIELDS = {
 """Whose row it is: identity, the attachment that sent it, the stream and the row it was made of."""
 
 
-_TIMES_AT_ONCE = 1_000_000
-"""Rows of retired epochs of which the times are read together."""
-PublishedReader = Callable[[str, int, int, Collection[str]], Any]
-"""Returns rows of a published table: of this stream, from a position up to another, columns."""
-
-
-@dataclass
-class LogHistory:
-    """Reads rows from the files that the manifests name, as they are after all merges.
-
-    It reads one manifest for each epoch back to the first row asked for.
-
-    Args:
-        log: the pipeline's log.
-        event_time: the event time column.
-        after: the epoch before the one that is replayed; by default the newest.
-        published: reads what is in no manifest any more; None: nothing does.
-    """
-
-    _log: SlotLog
-    _event_time: str
-    after: Manifest | None = None
-    published: PublishedReader | None = None
-    # Of the events. A backfill asks for one position after the other.
-    _time_before: tuple[int, int | None] = (0, None)
-
-    def read_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
-        """Return the rows ``start <= position < end``, in order; fewer if the stream ends before.
-
-        They have the given columns, ``position``, ``stream_time`` (int64 ticks) and ``_id``.
-
-        Raises:
-            RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
-        """
-        if start >= end:
-            return build_row_schema(columns).empty_table()
-        head = self._find_head()
-        if stream == EVENTS_STREAM:
-            rows = self._read_event_rows(head, columns, start, end)
-        else:
-            rows = self._read_stream_rows(head, stream, columns, start, end)
-        first = rows["position"][0].as_py() if rows.num_rows else end
-        if first > start:
-            # The retired epochs end before `first`, because slots retire oldest first.
-            older = self._read_published_rows(stream, columns, start, min(first, end))
-            return pa.concat_tables([older, rows.slice(0, max(0, end - first))])
-        return rows.slice(start - first, end - start)
-
-    def read_last_time(self, start: int) -> int | None:
-        """Return the greatest event time of the events from a position on.
-
-        Manifests tell it. Of retired epochs the times are read, a part at a time.
-
-        Raises:
-            RowsRetiredError: some of the rows are in epochs that were retired, and in no table.
-        """
-        times: list[int] = []
-        first, last = 0, None
-        for epoch, before in self._iter_event_epochs(self._find_head(), start, TICK_MAX):
-            last = before
-            files = epoch.files.get(EVENTS_STREAM, [])
-            times += [file.max_time for file in files if file.max_time is not None]
-            if not epoch.is_merge:
-                first = epoch.next_position - sum(file.rows for file in files)
-        if last is None and first > start:
-            if self.published is None:
-                raise ROWS_RETIRED(stream=EVENTS_STREAM, row=start)
-            last = self._read_time_before(first)
-        return max((time for time in (*times, last) if time is not None), default=None)
-
-    def _find_head(self) -> LogHead:
-        after = self.after
-        # A replay sees the log as it was before its epoch.
-        return LogHead(after.timeline, after.slot, after, None, None) if after else self._log.head()
-
-    def _read_published_rows(self, stream: str, columns: ColumnTypes, start: int, end: int) -> Any:
-        """Return rows of retired epochs; every such epoch is in the tables."""
-        if self.published is None:
-            raise ROWS_RETIRED(stream=stream, row=start)
-        events = stream == EVENTS_STREAM
-        own = (self._event_time, *IDENTITY_COLUMNS) if events else ("stream_time", "_id")
-        found = self.published(stream, start, end, (*columns, *own))
-        if found.num_rows != end - start:
-            raise ROWS_RETIRED(stream=stream, row=start)
-        if not events:
-            return to_stream_rows(found, columns)
-        rows = to_event_rows(found, columns, self._event_time, self._read_time_before(start))
-        self._time_before = end, rows["stream_time"][-1].as_py()
-        return rows
-
-    def _read_time_before(self, position: int) -> int | None:
-        """Return the greatest event time of all events before a position."""
-        if position and self.published is not None and self._time_before[0] != position:
-            bounds = []
-            for start in range(0, position, _TIMES_AT_ONCE):
-                end = min(start + _TIMES_AT_ONCE, position)
-                found = self.published(EVENTS_STREAM, start, end, (self._event_time,))
-                bounds.append(compute_time_bounds(found[self._event_time])[1])
-            known = (time for time in bounds if time is not None)
-            self._time_before = position, max(known, default=None)
-        return self._time_before[1] if position == self._time_before[0] else None
-
-    def _read_event_rows(self, head: LogHead, columns: ColumnTypes, start: int, end: int) -> Any:
-        """Return rows of the pipeline's epochs and the rows that merges inserted between them."""
-        inserted = self._read_inserted_events(head)
-        # An insertion moves later rows up by at most this much.
-        shift = 0 if inserted is None else inserted.num_rows
-        epochs = list(self._iter_event_epochs(head, max(start - shift, 0), end))[::-1]
-        files = [file for epoch, _ in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
-        table = read_parquet_files(self._log.store, files)
-        if table is None:
-            return build_row_schema(columns).empty_table()
-        if inserted is not None:
-            low = pc.min(table["position"]).as_py()
-            near = inserted.filter(pc.greater_equal(inserted["position"], low - 1))
-            both = pa.concat_tables([table, near], promote_options="permissive")
-            table = compute_current_positions(both, inserted, self._event_time)
-        last = epochs[0][1]
-        if last is None:  # the epoch before was retired, if there was one
-            last = self._read_time_before(pc.min(table["position"]).as_py())
-        return to_event_rows(table, columns, self._event_time, last)
-
-    def _read_inserted_events(self, head: LogHead) -> Any | None:
-        """Return the events that merges inserted into the stream; None if there are none."""
-        epochs = [
-            filled.epoch
-            for slot in list_stream_merges(head)
-            for filled in self._log.epochs_between(head.timeline, slot, slot)
-        ]
-        files = [file for epoch in epochs for file in epoch.files.get(EVENTS_STREAM, [])]
-        return read_parquet_files(self._log.store, files)
-
-    def _iter_event_epochs(
-        self, head: LogHead, start: int, end: int
-    ) -> Iterator[tuple[Manifest, int | None]]:
-        """Yield epochs that may hold events with these positions, newest first.
-
-        Each comes with the stream's last time before it.
-        """
-        for older, newer in self._iter_epoch_pairs(head):
-            first, last = _read_stream_end(older, EVENTS_STREAM)
-            # A merge into ordered events adds rows between others, without new positions.
-            if first < min(end, _read_stream_end(newer, EVENTS_STREAM)[0]):
-                yield newer, last
-            if first <= start and (last is not None or first == 0):
-                return
-
-    def _read_stream_rows(
-        self, head: LogHead, stream: str, columns: ColumnTypes, start: int, end: int
-    ) -> Any:
-        """Return rows of a stream, reading newest epochs first.
-
-        What a merge rewrote hides everything older from its first row on.
-        """
-        merges, parts, limit = list_stream_merges(head), [], end
-        for older, newer in self._iter_epoch_pairs(head):
-            # A merge that did not rewrite this stream has files of other streams only.
-            first = merges.get(newer.slot, {}).get("rewrites", {}).get(stream)
-            if newer.is_merge and first is None:
-                continue
-            if first is None:
-                first = _read_stream_end(older, stream)[0]
-            files = newer.files.get(stream, []) if first < limit else []
-            table = read_parquet_files(self._log.store, files)
-            if table is not None:
-                within: Ranges = {"position": [(first, limit - 1)]}
-                parts.append(select_in_ranges(to_stream_rows(table, columns), within))
-            limit = min(limit, first)
-            if limit <= start:
-                break
-        if not parts:
-            return build_row_schema(columns).empty_table()
-        return pa.concat_tables(parts[::-1])
-
-    def _iter_epoch_pairs(self, head: LogHead) -> Iterator[tuple[Manifest | None, Manifest]]:
-        """Yield each sealed epoch with the one before it, newest first.
-
-        The earlier one is None before the first epoch and where epochs were retired.
-        """
-        newer: Manifest | None = None
-        for filled in self._log.iterate_ancestors(head.checkpoint):
-            older = filled.record if isinstance(filled.record, Manifest) else None
-            if newer is not None:
-                yield older, newer
-            newer = older
-            # Retired: what is older cannot be read, and the caller names the rows that are missing.
-            if older is None:
-                return
-        if newer is not None:
-            yield None, newer
-
-
-def list_stream_merges(head: LogHead) -> dict[int, dict[str, Any]]:
-    """Return slot -> what its merge did, for the merges into streams on the lineage up to a slot.
-
-    It is the `extra` of the merge's segment.
-    """
-    extras = [dict(s.extra) for s in head.segments if s.kind == SPLICE_KIND]
-    return {
-        CheckpointId.parse(str(extra["checkpoint"])).slot: extra
-        for extra in extras
-        # Merges without "from" touched windows or events only.
-        if "from" in extra
-    }
-
-
-def read_parquet_files(store: Store, files: list[FileRef]) -> Any | None:
+def read_parquet_files(store: Store, files: Iterable[FileRef]) -> Any | None:
     """Return all rows of Parquet files in the store; None without files."""
     tables = [read_parquet_object(store, file.key, file.sha256) for file in files]
     return pa.concat_tables(tables, promote_options="default") if tables else None
@@ -310,21 +91,6 @@ def build_row_schema(columns: ColumnTypes) -> Any:
     """Return the schema of rows of a stream with these columns, as attachments read them."""
     own = {"position": pa.int64(), "stream_time": pa.int64(), "_id": pa.string()}
     return pa.schema(to_arrow_types(columns) | own)
-
-
-def _read_stream_end(epoch: Manifest | None, stream: str) -> tuple[int, int | None]:
-    """Return the next position and the last time of a stream after an epoch.
-
-    The time is None for epochs whose spec had no streams.
-    """
-    state = epoch.stream_state.get("streams", {}).get(stream) if epoch else None
-    if stream != EVENTS_STREAM:
-        return (state["next"], state["last"]) if state else (0, None)
-    position = epoch.next_position if epoch else 0
-    # The pipeline may have run without streams: then the recorded state is older than the epoch.
-    if state is None or state["next"] - state.get("shift", 0) != position:
-        return position, None
-    return position, state["last"]
 
 
 def compute_running_max(times: Any, last: int | None) -> Any:

@@ -11,11 +11,13 @@ next one does.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId
@@ -24,7 +26,13 @@ from tidegate.checkpoints.manifest import FileRef, Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.splice_requests import SpliceRequest, create_splice_request
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.arrow_tables import read_columns, write_parquet_object
+from tidegate.jobs.engine.arrow_tables import (
+    TimeBounds,
+    describe_parquet_object,
+    encode_parquet,
+    read_columns,
+)
+from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.interfaces import TableFiles
 from tidegate.jobs.spec.stream_specs import StreamGraph
 from tidegate.json_types import JsonObject, JsonView
@@ -148,6 +156,18 @@ class DispatchState:
         before = self.attachments.get(name)
         self.attachments[name] = AttachmentState(0, head, since, before.round + 1 if before else 1)
 
+    def complete_request(self, name: str) -> None:
+        """Close the splice request of an attachment whose backfill is over or that was detached."""
+        attachment = self.attachments[name]
+        request = self.requests.get(attachment.request_id(name))
+        complete = attachment.cursor >= attachment.head or attachment.status == "detached"
+        if request is not None and request.open and complete:
+            self.requests[attachment.request_id(name)] = replace(request, open=False)
+
+    def copy(self) -> DispatchState:
+        """Return a state that can change without this one."""
+        return DispatchState({**self.streams}, {**self.attachments}, {**self.requests})
+
     def pause(self, name: str, failure: FoldFailure) -> None:
         """Pause an attachment at the row that stopped it."""
         cause = {"position": failure.position, "id": failure.row_id, "error": failure.error}
@@ -170,15 +190,22 @@ def parse_since_slot(since: str) -> int:
 class DispatchFiles:
     """The files of an epoch's or a merge's attempt, and the live segments as they change.
 
+    They are in the store only after `flush`.
+
     Attributes:
-        segments: the live ones, with those that this attempt has written.
-        tables: table -> references of the files that this attempt has written.
+        segments: the live ones, with those of this attempt.
+        suffix: ends the names of the files.
+        tables: table -> references of the files of this attempt.
+        footers: key of a file of a table -> its footer.
     """
 
     _store: Store
     _folders: AttemptFolders
     segments: list[FileRef]
+    suffix: str = ""
     tables: TableFiles = field(default_factory=dict)
+    footers: dict[str, FileFooter] = field(default_factory=dict)
+    _unwritten: dict[str, bytes] = field(default_factory=dict)
 
     def live_segments(self, kind: str) -> list[FileRef]:
         """Return the live segments of a kind."""
@@ -189,13 +216,16 @@ class DispatchFiles:
         self.segments = [ref for ref in self.segments if ref.kind != kind]
 
     def write_table(self, name: str, rows: Any, time: str | None, file: str = "part-0") -> None:
-        """Write this epoch's rows of a table; a second call for the table replaces the first.
+        """Take this epoch's rows of a table; a second call for the table replaces the first.
 
         `time` is the column whose minimum and maximum go into the file's reference.
         """
-        key = f"{self._folders.table_prefix(name)}{file}.parquet"
+        stem = f"{self._folders.table_prefix(name)}{file}"
         bounds = compute_time_bounds(rows[time]) if time else (None, None)
-        self.tables[name] = (write_parquet_object(self._store, key, rows, f"table:{name}", bounds),)
+        ref = self._take_file(stem, rows, f"table:{name}", bounds, None)
+        self.tables[name] = (ref,)
+        footer = pq.read_metadata(io.BytesIO(self._unwritten[ref.key]))
+        self.footers[ref.key] = FileFooter.pack(footer, ref.bytes)
 
     def write_segment(
         self,
@@ -205,13 +235,25 @@ class DispatchFiles:
         high: int | None = None,
         extra: JsonView | None = None,
     ) -> None:
-        """Write a state segment; once per kind, because the kind and the attempt make its key.
+        """Take a state segment; once per kind, because the kind and the attempt make its key.
 
         `low` and `high` are the least and greatest stamp, and `extra` goes into the reference.
         """
-        key = self._folders.segment_key(kind)
-        ref = write_parquet_object(self._store, key, rows, kind, (low, high), extra)
-        self.segments.append(ref)
+        stem = self._folders.segment_stem(kind)
+        self.segments.append(self._take_file(stem, rows, kind, (low, high), extra))
+
+    def flush(self) -> None:
+        """Write the files."""
+        for key, data in self._unwritten.items():
+            self._store.put(key, data)
+        self._unwritten.clear()
+
+    def _take_file(
+        self, stem: str, rows: Any, kind: str, bounds: TimeBounds, extra: JsonView | None
+    ) -> FileRef:
+        key, data = f"{stem}{self.suffix}.parquet", encode_parquet(rows)
+        self._unwritten[key] = data
+        return describe_parquet_object(key, data, kind, bounds, extra)
 
 
 def add_attempt_columns(rows: Any, attempt: CheckpointId) -> Any:

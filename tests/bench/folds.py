@@ -1,93 +1,127 @@
 """What a fold costs.
 
-The same keyed reducers over the same rows, in the driver and in Spark's tasks.
+The same reducer with keys over the same released rows: dispatched by this process, by one Spark task,
+and with the batch folded by groups of keys.
 
     python -m tests.bench.folds --rows 1000000 --keys 10000
 
-Prints the table of docs/measurements.md: rows a second, and rows a second and core that worked (CPU
-time of driver and tasks).
+Prints the table of docs/measurements.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import structlog
 
-from tests.spark.agreement import spec_of
-from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
+from tests.engine.harness import spec_of
+from tests.spark.agreement import spec_of as spark_spec_of
+from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
+from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
+from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC, write_parquet_object
 from tidegate.jobs.spark.spark_session import SparkSessions, open_session
-from tidegate.jobs.streams.reducers import Reducer, ReducerRunner, fold_batch
+from tidegate.jobs.spark.stream_tasks import TaskDispatcher
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
+from tidegate.jobs.streams.row_dispatch import DispatchedRows, DispatchWork
+from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import read_parquet_files
+from tidegate.jobs.streams.stream_state import AttachmentState, DispatchState
 
-REDUCERS = {
-    "a function, one dispatch a row": Reducer(
-        "tests.streams.folds:totals", ("k",), 0, {"d": {"v": "long"}}, 100
-    ),
-    "aggregates: count, sum, max": Reducer(
-        None,
-        ("k",),
-        None,
-        {"d": {"k": "long", "n": "long", "s": "long", "m": "long"}},
-        100,
-        {"n": ("count", "*"), "s": ("sum", "v"), "m": ("max", "v")},
-    ),
+_NEVER = sys.maxsize
+_SUMS = {"n": "count(*)", "s": "sum(v)", "m": "max(v)"}
+REDUCERS: dict[str, dict[str, Any]] = {
+    "a function, one dispatch a row": {"function": "tests.streams.folds:totals", "initial": 0},
+    "aggregates: count, sum, max": {"aggregates": _SUMS},
 }
 
 
-def stream(rows: int, keys: int) -> Any:
-    """Rows of a stream, keys at random."""
-    chance = np.random.default_rng(7)
-    return pa.table(
-        {
-            "k": chance.integers(0, keys, rows),
-            "v": chance.integers(0, 100, rows),
-            "position": np.arange(rows),
-            "stream_time": np.arange(rows) * 1000,
-            "_id": pa.array([f"a/0/{n}" for n in range(rows)]),
-        }
+def build_spec(reducer: dict[str, Any]) -> PipelineSpec:
+    """A pipeline with one reducer over one source."""
+    columns = dict.fromkeys(("k", *_SUMS) if "aggregates" in reducer else ("v",), "long")
+    source = {
+        "path": "inbox/x/",
+        "schema": {"t": "timestamp", "k": "long", "v": "long"},
+        "event_time": "t",
+        "lag": "0",
+    }
+    return spec_of(
+        sources={"a": source},
+        windows={},
+        streams={"d": {"schema": columns}},
+        reducers={"r": {"from": "events", "to": "d", "keys": ("k",), "recheck": 100, **reducer}},
     )
 
 
-def measured(run: ReducerRunner, reducer: Reducer, rows: Any) -> tuple[float, Any]:
+def release_rows(store: LocalStore, spec: PipelineSpec, rows: int, keys: int) -> DispatchWork:
+    """Write released events, keys at random."""
+    folders = AttemptFolders(BucketLayout(spec.name), CheckpointId(0, 1, "a" * 16))
+    chance = np.random.default_rng(7)
+    table = pa.table(
+        {
+            "t": pa.array(np.arange(rows) * 1000, pa.int64()).cast(TIMESTAMP_UTC),
+            "k": chance.integers(0, keys, rows),
+            "v": chance.integers(0, 100, rows),
+            "_source": pa.repeat("a", rows),
+            "_partition": pa.repeat("0", rows),
+            "_seq": np.arange(rows),
+            "position": np.arange(rows),
+        }
+    )
+    key = f"{folders.table_prefix('events')}part-0.parquet"
+    released = (write_parquet_object(store, key, table, "table:events"),)
+    state = DispatchState(attachments={"r": AttachmentState()})
+    return DispatchWork(spec, folders, 0, 0, state, (), released, 0)
+
+
+def measure_dispatch(run: DispatchRunner, work: DispatchWork) -> tuple[float, DispatchedRows]:
     """Seconds and result."""
     begun = time.monotonic()
-    found = run(reducer, rows, {})
+    found = run(work)
     return time.monotonic() - begun, found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fold in both places, compare, print."""
+    """Dispatch in three ways, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 50_000, 200_000, 1_000_000])
     parser.add_argument("--keys", type=int, default=10_000)
     chosen = parser.parse_args(arguments)
-    session = open_session(spec_of())
-    cores = min(os.cpu_count() or 1, session.sparkContext.defaultParallelism)
-    with TemporaryDirectory(prefix="tidegate-folds-") as folder:
-        tasks = SparkReducerRunner(SparkSessions(lambda: session), Path(folder), least=1)
-        tasks(next(iter(REDUCERS.values())), stream(1000, 10), {})  # the first tasks start Python
-        print(
-            "| reducer | rows | driver s | rows/s | tasks s | rows/s | rows/s and core |\n|---|"
-            + "---:|" * 6
-        )
-        for name, reducer in REDUCERS.items():
-            for count in chosen.rows:
-                rows = stream(count, chosen.keys)
-                alone, expected = measured(fold_batch, reducer, rows)
-                shared, found = measured(tasks, reducer, rows)
-                if found != expected:
-                    print(f"{name}: the results differ")
-                    return 1
-                speed = count / shared
-                left = f"| {name} | {count:,} | {alone:.2f} | {count / alone:,.0f} |"
-                print(f"{left} {shared:.2f} | {speed:,.0f} | {speed / cores:,.0f} |", flush=True)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    session = open_session(spark_spec_of())
+    print("| reducer | rows | this process s | one task s | groups s | rows/s in groups |")
+    print("|---|" + "---:|" * 5)
+    for name, reducer in REDUCERS.items():
+        spec = build_spec(reducer)
+        for count in [1000, *chosen.rows]:  # the first tasks start Python, and are not shown
+            with TemporaryDirectory(prefix="tidegate-folds-") as folder:
+                store = LocalStore(Path(folder))
+                work = release_rows(store, spec, count, chosen.keys)
+                history = LogHistory(SlotLog(store, spec.name, clock=SYSTEM_CLOCK), "t")
+                here = make_local_runner(store, history)
+                tasks = TaskDispatcher(
+                    SparkSessions(lambda: session), spec, store, history, here, _NEVER
+                )
+                runs: list[DispatchRunner] = [here, tasks, replace(tasks, least=1)]
+                found = [measure_dispatch(run, work) for run in runs]
+                tables = [read_parquet_files(store, one.files["d"]) for _, one in found]
+            if any(table != tables[0] for table in tables):
+                print(f"{name}: the results differ")
+                return 1
+            if count != 1000:
+                times = " | ".join(f"{seconds:.2f}" for seconds, _ in found)
+                print(f"| {name} | {count:,} | {times} | {count / found[2][0]:,.0f} |", flush=True)
     session.stop()
     return 0
 

@@ -24,7 +24,7 @@ from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS, SPLICE_KIND
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.spec.stream_specs import EVENTS_STREAM, REJECTIONS
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
+from tidegate.jobs.streams.dispatcher import StreamDispatcher, make_local_runner
 from tidegate.jobs.streams.stream_rows import to_event_rows, to_stream_rows
 from tidegate.jobs.streams.stream_state import DispatchState
 
@@ -67,14 +67,18 @@ class _Recomputation:
         self._store = _Scratch(stage)
         self._rows: dict[str, pa.Table] = {}
         self._merged: set[str] = set()
-        self._dispatcher = StreamDispatcher(stage.spec, self._store, self)  # type: ignore[arg-type]
+        self._dispatcher = StreamDispatcher(stage.spec, make_local_runner(self._store, self))
         self.record: Mapping[str, Any] = {}
         self.segments: tuple[FileRef, ...] = ()
         self._position = 0
 
     def read_rows(self, stream: str, _: Mapping[str, str], start: int, end: int) -> pa.Table:
-        """Rows of earlier epochs, by position (`LogHistory.read_rows`)."""
+        """Rows of earlier epochs, by position (`RowHistory.read_rows`)."""
         return self._rows[stream].slice(start, end - start)
+
+    def read_last_time(self, start: int) -> int | None:
+        """The streams are there from the first epoch on."""
+        raise AssertionError(start)
 
     def follow(self, epoch: Manifest) -> None:
         """Go one epoch or merge further."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
-import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from tests.engine.harness import Bench
+from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TidegateError, TransientError
-from tidegate.jobs.spark.reducer_tasks import SparkReducerRunner
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -25,7 +26,9 @@ from tidegate.jobs.spark.spark_session import (
     extract_cause,
     find_carried_error,
 )
-from tidegate.jobs.streams.reducers import Reducer
+from tidegate.jobs.spark.stream_tasks import TaskDispatcher
+from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,12 +57,19 @@ def test_a_job_that_fails_in_its_tasks(session: SparkSession) -> None:
 def test_a_reducer_whose_worker_was_lost_is_tried_again(tmp_path: Path) -> None:
     """It is transient, as for the mover; the reducer is not blamed."""
     session: Any = Mock()
-    session.range.side_effect = PySparkException("Python worker exited unexpectedly (crashed)")
-    runner = SparkReducerRunner(SparkSessions(lambda: session), tmp_path, least=1, groups=2)
-    rows = {"k": ["x"], "v": [1], "position": [0], "stream_time": [0], "_id": ["a/0/0"]}
-    reducer = Reducer("tests.streams.folds:plain", ("k",), 0, {"d": {"v": "long"}})
+    session.sparkContext.environment = {}
+    session.sparkContext.parallelize.side_effect = PySparkException(
+        "Python worker exited unexpectedly (crashed)"
+    )
+    spec = streams_spec(streams={"d": {}}, pipes={"p": {"from": "events", "to": "d"}})
+
+    def dispatch_in_tasks(bench: Bench, history: LogHistory) -> DispatchRunner:
+        here = make_local_runner(bench.store, history)
+        return TaskDispatcher(SparkSessions(lambda: session), spec, bench.store, history, here)
+
+    world = World(spec, LocalStore(tmp_path), dispatch_in_tasks)
     with pytest.raises(TransientError) as failed:
-        runner(reducer, pa.table(rows), {})
+        world.epoch((1, 1))
     assert failed.value.code == "spark.executors_lost"
 
 

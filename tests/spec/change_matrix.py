@@ -62,8 +62,8 @@ from tidegate.jobs.spec.spec_plan import (
     plan_job_against_spec,
 )
 from tidegate.jobs.spec.user_code import collect_code
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.stream_rows import LogHistory
+from tidegate.jobs.streams.dispatcher import StreamDispatcher, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
 
 
 class Around(StrEnum):
@@ -231,7 +231,8 @@ class Driver:
         }
         published = partial(read_positions, spec, world.store)
         history = LogHistory(world.log_of(spec), spec.event_time_column, published=published)
-        dispatch = StreamDispatcher(spec, world.store, history) if spec.streams else None
+        run = make_local_runner(world.store, history)
+        dispatch = StreamDispatcher(spec, run) if spec.streams else None
         bench.engine(dispatch=dispatch).run_epoch()
 
     def end(self) -> None:

@@ -20,8 +20,8 @@ from tidegate.jobs.splice.request_creation import (
     cast_rows,
     create_from_late_rows,
 )
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.stream_rows import LogHistory
+from tidegate.jobs.streams.dispatcher import StreamDispatcher, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
 
 EVENT_TIMES = {"a": "t", "b": "u"}
 OTHER = {"t": "u", "u": "t"}
@@ -52,7 +52,8 @@ def play(bench: Bench, epochs: Sequence[Mapping[str, Sequence[float]]]) -> Bench
     """The epochs, and one that closes everything before it."""
     log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
     history = LogHistory(log, bench.spec.event_time_column)
-    dispatcher = StreamDispatcher(bench.spec, bench.store, history) if bench.spec.streams else None
+    run = make_local_runner(bench.store, history)
+    dispatcher = StreamDispatcher(bench.spec, run) if bench.spec.streams else None
     engine = bench.engine(dispatch=dispatcher)
     closing: dict[str, list[float]] = {name: [FAR] for name in EVENT_TIMES}
     for seconds in [*epochs, closing]:

@@ -35,8 +35,8 @@ from tidegate.jobs.splice.request_creation import (
     create_from_file,
     create_from_late_rows,
 )
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.stream_rows import LogHistory
+from tidegate.jobs.streams.dispatcher import StreamDispatcher, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
 
 
 @pytest.fixture(autouse=True)
@@ -357,7 +357,7 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     overlay = ScratchStore(world.bench.store, scratch)
     history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t", parent)
     mover = OracleMover(overlay, spec, world.bench.sources)
-    dispatcher = StreamDispatcher(spec, overlay, history)
+    dispatcher = StreamDispatcher(spec, make_local_runner(overlay, history))
     ports = EpochPorts((), mover, DriverTables(overlay).write, dispatcher)
     found = replay_epoch(spec, attaching, parent, ports, overlay, scratch)
     assert found.is_equal, found.tables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,8 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.epoch_engine import Engine, EpochReport, EpochRequests
 from tidegate.jobs.engine.interfaces import Faults
 from tidegate.jobs.sinks.published_tables import read_positions
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.reducers import ReducerRunner, fold_batch
-from tidegate.jobs.streams.stream_rows import LogHistory
+from tidegate.jobs.streams.dispatcher import DispatchRunner, StreamDispatcher, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
 from tidegate.jobs.streams.stream_state import DispatchState
 
 _SOURCE: dict[str, Any] = {
@@ -34,10 +34,13 @@ class World:
     """Feeds rows, runs epochs, reads streams."""
 
     def __init__(
-        self, spec: Any, run: ReducerRunner = fold_batch, store: Store | None = None
+        self,
+        spec: Any,
+        store: Store | None = None,
+        make_runner: Callable[[Bench, LogHistory], DispatchRunner] | None = None,
     ) -> None:
         self.bench = Bench(spec, store)
-        self.run = run
+        self._make_runner = make_runner
         self.engine = self.driver()
         self._asked = 0
 
@@ -47,16 +50,12 @@ class World:
             self.bench.spec = spec
         bench = self.bench
         log = SlotLog(bench.store, bench.spec.name, clock=bench.clock)
-        dispatch = (
-            StreamDispatcher(
-                bench.spec,
-                bench.store,
-                LogHistory(log, "t", published=partial(read_positions, bench.spec, bench.store)),
-                self.run,
-            )
-            if bench.spec.streams
-            else None
-        )
+        published = partial(read_positions, bench.spec, bench.store)
+        history = LogHistory(log, "t", published=published)
+        run = make_local_runner(bench.store, history)
+        if self._make_runner is not None:
+            run = self._make_runner(bench, history)
+        dispatch = StreamDispatcher(bench.spec, run) if bench.spec.streams else None
         self.engine = bench.engine(faults=faults, dispatch=dispatch)
         return self.engine
 

@@ -23,8 +23,9 @@ from tidegate.jobs.engine.interfaces import EPOCH_POINTS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.output_tables import DriverTables
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.streams.dispatcher import StreamDispatcher
-from tidegate.jobs.streams.stream_rows import LogHistory, find_root_source
+from tidegate.jobs.streams.dispatcher import StreamDispatcher, make_local_runner
+from tidegate.jobs.streams.row_history import LogHistory
+from tidegate.jobs.streams.stream_rows import find_root_source
 from tidegate.jobs.streams.stream_state import SpliceRequestSink
 
 V = {"schema": {"v": "long"}}
@@ -428,9 +429,8 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
         scratch = MemoryStore()
         overlay = ScratchStore(world.bench.store, scratch)
         mover = OracleMover(overlay, spec, world.bench.sources)
-        dispatch = StreamDispatcher(
-            spec, overlay, LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
-        )
+        history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
+        dispatch = StreamDispatcher(spec, make_local_runner(overlay, history))
         ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
         found = replay_epoch(spec, epoch, parent, ports, overlay, scratch)
         assert found.is_equal, found.tables

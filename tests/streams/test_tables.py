@@ -19,7 +19,7 @@ from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC
 from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.sinks.published_tables import read_positions, read_table
-from tidegate.jobs.streams.stream_rows import LogHistory
+from tidegate.jobs.streams.row_history import LogHistory
 
 
 def test_streams_and_rejections_are_tables(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_last_time_of_a_long_history_needs_no_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Manifests tell it; of retired epochs the times are read, a part at a time."""
-    monkeypatch.setattr("tidegate.jobs.streams.stream_rows._TIMES_AT_ONCE", 2)
+    monkeypatch.setattr("tidegate.jobs.streams.row_history._TIMES_AT_ONCE", 2)
     world = World(streams_spec(release={"mode": "pass_through"}), store=LocalStore(tmp_path))
     seconds = (5, 9, 7, 6, 8, 2)
     for second in seconds:

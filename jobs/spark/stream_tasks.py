@@ -1,0 +1,455 @@
+"""Streams in Spark tasks.
+
+One task dispatches the rows of an epoch through the whole graph of pipes and reducers. The driver
+tells it which files have the rows, and gets their state and the references of new files.
+
+A large batch of a reducer with keys is first folded by several tasks:
+
+1. The task that dispatches meets the batch, and ends without a result.
+2. A job with a task for each group of keys: each task dispatches up to the reducer without writing
+   anything, and folds the rows of its group.
+3. The least row at which any group stopped is where the whole batch stops. If there is one, the
+   rows before it are folded again: nothing of that row or behind it may be in the result, whatever
+   its key.
+4. The task that dispatches runs again, with the result of the groups.
+
+Keys are folded independently of each other, and each in order of positions; so the result is that
+of one fold.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from pyspark import TaskContext
+
+from tidegate.checkpoints.store import Store
+from tidegate.errors import TidegateError
+from tidegate.jobs.engine.file_footers import note_footers
+from tidegate.jobs.rows.attempt_files import open_task_store
+from tidegate.jobs.rows.stored_partials import (
+    StoredTable,
+    decode_table,
+    delete_tables,
+    send_table,
+)
+from tidegate.jobs.rows.topic_reading import remove_settings
+from tidegate.jobs.rows.unit_reading import TaskReport
+from tidegate.jobs.sinks.published_tables import read_positions
+from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.user_code import collect_module_code, write_code
+from tidegate.jobs.streams.dispatcher import DispatchRunner
+from tidegate.jobs.streams.reducers import (
+    FoldedBatch,
+    FoldFailure,
+    Reducer,
+    ReducerStates,
+    build_states_table,
+    fold_batch,
+    fold_prepared_rows,
+    parse_states_table,
+    prepare_arguments,
+)
+from tidegate.jobs.streams.row_dispatch import (
+    DispatchedRows,
+    DispatchWork,
+    NamedReducerRunner,
+    RowDispatch,
+    find_unknown_start,
+    list_earlier_rows,
+)
+from tidegate.jobs.streams.row_history import (
+    HistoryReader,
+    LocatedHistory,
+    LocatedRows,
+    LocatedTime,
+    LogHistory,
+)
+from tidegate.jobs.streams.stream_state import ReducerStateStore
+
+from .errors import REDUCER_FAILED
+from .python_tasks import count_tasks, prepare_worker
+from .spark_session import (
+    SPARK_ERRORS,
+    SparkSessions,
+    detect_lost_executors,
+    extract_cause,
+    find_carried_error,
+    runs_on_one_host,
+)
+from .task_runner import choose_runner
+
+_log = structlog.get_logger("tidegate.driver")
+
+MIN_GROUPED_ROWS: Final = 50_000
+"""Rows of a batch from which groups of keys pay: starting two more jobs costs about what one core
+folds in half a second."""
+_UNKNOWN_TASKS: Final = 4  # Spark Connect does not say how many tasks run at a time
+_STATES = ":states"  # beside destinations, whose names have no colon
+
+
+@dataclass(frozen=True)
+class _FoldedGroups:
+    """What the groups of a batch gave.
+
+    Attributes:
+        tables: for each group, destination -> what it has sent, and its states.
+        failure: where the batch stops.
+    """
+
+    tables: list[dict[str, bytes | StoredTable]]
+    failure: FoldFailure | None
+
+    def list_stored(self) -> list[StoredTable]:
+        """Return the tables that are in the store."""
+        tables = [table for group in self.tables for table in group.values()]
+        return [table for table in tables if isinstance(table, StoredTable)]
+
+    def read_batch(self, store: Store) -> FoldedBatch:
+        """Return the batch as one fold would have given it."""
+        sent: dict[str, list[Any]] = {}
+        states: ReducerStates = {}
+        for group in self.tables:
+            for name, packed in group.items():
+                data = packed if isinstance(packed, bytes) else store.get(packed.key).data
+                table = decode_table(data)
+                if name == _STATES:
+                    states |= parse_states_table(table)
+                else:
+                    sent.setdefault(name, []).append(table)
+        order = [("_position", "ascending"), ("_nth", "ascending")]
+        merged = {to: pa.concat_tables(parts).sort_by(order) for to, parts in sent.items()}
+        return FoldedBatch(merged, states, self.failure)
+
+
+@dataclass(frozen=True)
+class _StreamOrder:
+    """What a task needs to dispatch.
+
+    Attributes:
+        store: address of the pipeline's store.
+        located, last_time, time_before: of earlier epochs (`LocatedHistory`, `HistoryReader`).
+        code: the user's modules, where the task does not see those of the driver.
+        places: where the driver finds modules, if the task sees these.
+        grouped: reducer -> what groups have folded already.
+        least: rows of a batch that groups fold.
+    """
+
+    work: DispatchWork
+    store: str
+    located: tuple[LocatedRows, ...]
+    last_time: LocatedTime | None
+    time_before: tuple[int, int | None]
+    code: Mapping[str, str]
+    places: tuple[str, ...]
+    least: int
+    grouped: Mapping[str, _FoldedGroups] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _GroupOrder:
+    """One group of a reducer's batch; `before` is the position at which the batch ends."""
+
+    order: _StreamOrder
+    name: str
+    group: int
+    groups: int
+    before: int | None
+
+
+@dataclass
+class _StreamAnswer:
+    """What a task says of an epoch's rows; `large` is the reducer whose batch is for groups."""
+
+    report: TaskReport | None = None
+    done: DispatchedRows | None = None
+    large: str | None = None
+    time_before: tuple[int, int | None] = (0, None)
+    error: TidegateError | None = None
+
+
+@dataclass
+class _GroupAnswer:
+    """What a task says of one group of a batch."""
+
+    group: int
+    tables: dict[str, bytes | StoredTable] = field(default_factory=dict)
+    failure: FoldFailure | None = None
+    report: TaskReport | None = None
+    error: TidegateError | None = None
+
+
+@dataclass
+class TaskDispatcher:
+    """Moves the rows of epochs through the graph of a pipeline's streams, in tasks.
+
+    An epoch without rows for it needs no task.
+
+    Args:
+        sessions: where the tasks run.
+        spec: the pipeline.
+        store: its store.
+        history: locates rows of earlier epochs.
+        here: dispatches an epoch without rows.
+        least: rows of a batch that groups fold.
+        groups: how many; 0: as many tasks as run at a time, at least 2 (4 with Spark Connect).
+    """
+
+    sessions: SparkSessions
+    spec: PipelineSpec
+    store: Store
+    history: LogHistory
+    here: DispatchRunner
+    least: int = MIN_GROUPED_ROWS
+    groups: int = 0
+
+    def __post_init__(self) -> None:
+        self._is_local = runs_on_one_host(self.spec.spark)
+        functions = [one.function for one in self.spec.reducers.values() if one.function]
+        modules = {function.partition(":")[0] for function in functions}
+        self._code = {} if self._is_local else collect_module_code(modules)
+
+    def __call__(self, work: DispatchWork) -> DispatchedRows:
+        """Dispatch an epoch.
+
+        Raises:
+            PoisonError: Spark could not run a task.
+            TransientError: the job lost its executors; or as `RowDispatch.dispatch_rows`.
+        """
+        located = [self.history.locate_rows(*rows) for rows in list_earlier_rows(work)]
+        waiting = any(ref.kind.startswith("buffer:") for ref in work.segments)
+        start = find_unknown_start(work)
+        if not (work.released or located or waiting) and start is None:
+            return self.here(work)
+        order = _StreamOrder(
+            work=replace(work, spec=remove_settings(work.spec)),
+            store=self.store.url,
+            located=tuple(located),
+            last_time=None if start is None else self.history.locate_last_time(start),
+            time_before=self.history.reader.time_before,
+            code=self._code,
+            places=tuple(sys.path) if self._is_local else (),
+            least=self.least,
+        )
+        try:
+            while (answer := self._dispatch(order)).large is not None:
+                name = answer.large
+                order = replace(order, grouped={**order.grouped, name: self._fold(order, name)})
+        finally:
+            stored = [
+                t for one in order.grouped.values() for own in one.tables for t in own.values()
+            ]
+            delete_tables(self.store, [one for one in stored if isinstance(one, StoredTable)])
+        self.history.reader.time_before = answer.time_before
+        assert answer.done is not None  # noqa: S101 - it was not large
+        note_footers(self.store, answer.done.footers)
+        return answer.done
+
+    def _dispatch(self, order: _StreamOrder) -> _StreamAnswer:
+        [answer] = self._run_job(dispatch_in_task, [order])
+        files = answer.done.files.values() if answer.done else ()
+        written = [ref for own in files for ref in own]
+        self._log_tasks("streams", order, [(written, answer.report)])
+        return answer  # type: ignore[no-any-return]
+
+    def _fold(self, order: _StreamOrder, name: str) -> _FoldedGroups:
+        """Have the batch of a reducer folded by groups of keys."""
+        groups = self.groups or max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
+        stopped: FoldFailure | None = None
+        while True:
+            before = None if stopped is None else stopped.position
+            orders = [_GroupOrder(order, name, group, groups, before) for group in range(groups)]
+            answers = sorted(self._run_job(fold_in_task, orders), key=lambda one: one.group)
+            self._log_tasks("fold", order, [((), one.report) for one in answers])
+            failures = [one.failure for one in answers if one.failure is not None]
+            if not failures:
+                return _FoldedGroups([one.tables for one in answers], stopped)
+            # Groups do not know of each other's failures, so the rows before the first one are
+            # folded again. Fewer rows may fail earlier only if a reducer is not deterministic.
+            stopped = min(failures, key=lambda failure: failure.position)
+
+    def _run_job(self, body: Any, orders: list[Any]) -> list[Any]:
+        """Return what a task for each order answers."""
+        try:
+            answers = choose_runner(self.sessions.full).run_small_job(self.sessions, body, orders)
+        except SPARK_ERRORS as error:
+            lost = detect_lost_executors("a reducer", error)
+            carried = find_carried_error(error)
+            raise carried or lost or REDUCER_FAILED(cause=extract_cause(error)) from error
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        return answers
+
+    def _log_tasks(
+        self, job: str, order: _StreamOrder, reports: Iterable[tuple[Iterable[Any], Any]]
+    ) -> None:
+        tasks = [
+            {
+                "task": task,
+                "rows": sum(ref.rows for ref in written),
+                "bytes": sum(ref.bytes for ref in written),
+                "pid": report.pid,
+                "parent": report.parent,
+                "cpu": round(report.cpu, 6),
+            }
+            for task, (written, report) in enumerate(reports)
+        ]
+        slot = order.work.folders.attempt.slot
+        _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
+
+
+# The bodies of tasks
+
+
+class _LargeBatch(Exception):  # noqa: N818 - not an error: groups fold it
+    """The batch of a reducer is for groups."""
+
+
+class _GroupFolded(Exception):  # noqa: N818 - not an error: the task has what it was for
+    """A group is folded."""
+
+
+def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
+    """The body of a task that dispatches the rows of an epoch."""
+    prepare_worker()
+    for order in orders:
+        begun, answer = time.process_time(), _StreamAnswer()
+        try:
+            _allow_code(order)
+            reader = _open_reader(order)
+            run = partial(_fold_or_give_up, order)
+            answer.done = _open_dispatch(order, reader, run).dispatch_rows()
+            answer.time_before = reader.time_before
+        except _LargeBatch as large:
+            answer.large = str(large)
+        except TidegateError as error:
+            answer.error = error
+        answer.report = TaskReport.measure_since(begun)
+        yield answer
+
+
+def fold_in_task(orders: Iterable[_GroupOrder]) -> Iterator[_GroupAnswer]:
+    """The body of a task that folds one group of keys of a batch."""
+    prepare_worker()
+    for order in orders:
+        begun, answer = time.process_time(), _GroupAnswer(order.group)
+        try:
+            _allow_code(order.order)
+            run = partial(_fold_group, order, answer)
+            _open_dispatch(order.order, _open_reader(order.order), run).dispatch_rows()
+        except _GroupFolded:
+            pass
+        except TidegateError as error:
+            answer.error = error
+        answer.report = TaskReport.measure_since(begun)
+        yield answer
+
+
+def _open_reader(order: _StreamOrder) -> HistoryReader:
+    spec, store = order.work.spec, open_task_store(order.store)
+    published = partial(read_positions, spec, store)
+    return HistoryReader(store, spec.event_time_column, published, order.time_before)
+
+
+def _open_dispatch(
+    order: _StreamOrder, reader: HistoryReader, run: NamedReducerRunner
+) -> RowDispatch:
+    store = open_task_store(order.store)
+    history = LocatedHistory(reader, order.located, order.last_time)
+    states = _open_states(order.store, order.work.spec.name)
+    suffix = f"-{uuid4().hex[:12]}"
+    return RowDispatch(order.work, store, history, states, run, suffix)
+
+
+@cache
+def _open_states(url: str, _pipeline: str) -> ReducerStateStore:
+    """The reducer states that this process has read last."""
+    return ReducerStateStore(open_task_store(url))
+
+
+def _fold_or_give_up(
+    order: _StreamOrder, name: str, reducer: Reducer, rows: Any, states: ReducerStates
+) -> FoldedBatch:
+    """Fold a batch, unless it is for groups, which may have folded it."""
+    if name in order.grouped:
+        return order.grouped[name].read_batch(open_task_store(order.store))
+    # Without keys it is one sequence, which no second task can help with.
+    if reducer.keys and rows.num_rows >= order.least:
+        raise _LargeBatch(name)
+    return fold_batch(reducer, rows, states)
+
+
+def _fold_group(
+    mine: _GroupOrder,
+    answer: _GroupAnswer,
+    name: str,
+    reducer: Reducer,
+    rows: Any,
+    states: ReducerStates,
+) -> FoldedBatch:
+    """Fold the rows of one group; other reducers before it as they are folded without groups."""
+    if name != mine.name:
+        return _fold_or_give_up(mine.order, name, reducer, rows, states)
+    if mine.before is not None:
+        rows = rows.filter(pc.less(rows["position"], mine.before))
+    folded = prepare_arguments(reducer, rows) if rows.num_rows else FoldedBatch()
+    if not isinstance(folded, FoldedBatch):
+        group_rows = folded.filter(pa.array(number_keys(rows, reducer) % mine.groups == mine.group))
+        folded = fold_prepared_rows(reducer, group_rows, states)
+    answer.failure = folded.failure
+    if folded.failure is None:
+        store, folders = open_task_store(mine.order.store), mine.order.work.folders
+        tables = {**folded.sent, _STATES: build_states_table(folded.states)}
+        answer.tables = {
+            to: send_table(store, folders, f"fold-{name}", mine.group, table)
+            for to, table in tables.items()
+        }
+    raise _GroupFolded
+
+
+def number_keys(rows: Any, reducer: Reducer) -> Any:
+    """Return the number of each row's key, an int64 array.
+
+    Values that are one key for the fold are one here: 0.0 and -0.0 are equal, and NaN has one text.
+    """
+    codes = np.zeros(rows.num_rows, np.int64)
+    for name in reducer.keys:
+        column = rows[name].combine_chunks().dictionary_encode(null_encoding="encode")
+        # Renumbered after each column, so that the product of many columns stays within int64.
+        codes = codes * len(column.dictionary) + column.indices.to_numpy(zero_copy_only=False)
+        codes = np.unique(codes, return_inverse=True)[1]
+    _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
+    known: dict[tuple[Any, ...], int] = {}
+    distinct = rows.select(list(reducer.keys)).take(pa.array(first)).to_pylist()
+    keys = [tuple(None if v != v else (v,) for v in row.values()) for row in distinct]
+    number_of = np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+    return number_of[numbers]
+
+
+def _allow_code(order: _StreamOrder) -> None:
+    """Let the reducers' modules be imported in this worker."""
+    if TaskContext.get() is not None:
+        places = [*_unpack_code(tuple(sorted(order.code.items()))), *order.places]
+        sys.path.extend(place for place in places if place not in sys.path)
+
+
+@cache
+def _unpack_code(code: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return the folder with these modules; none without modules."""
+    if not code:
+        return []
+    folder = mkdtemp(prefix=f"tidegate-code-{os.getpid()}-")
+    write_code(dict(code), Path(folder))
+    return [folder]
