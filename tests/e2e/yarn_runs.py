@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -29,12 +29,15 @@ from airflow.sdk.exceptions import TaskDeferred
 from tests.e2e.drivers import Piped, Steady
 from tests.e2e.feed import SPEC
 from tests.operators.supervising import make_context
+from tests.sealed_queries.apps import Clicks
+from tests.sealed_queries.rig import KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.processes import list_children
 from tests.servers.yarn import NARROW_QUEUE, YarnCluster, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
+from tidegate.checkpoints.host_clock import poll_until
 from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_overview import PipelineState
@@ -67,6 +70,7 @@ MASTERS: Final = {
 MODES: Final = tuple(MASTERS)
 _QUEUED: Final = 20.0  # seconds
 NODES: Final = 2
+_JOB_FILES: Final = 4
 
 
 @dataclass
@@ -382,6 +386,34 @@ def restore(rig: Rig, mode: str) -> str:
     return f"back to {target.id}, then {run.log.head().slot} epochs"
 
 
+def run_job(rig: Rig, mode: str) -> str:
+    """An own job: its driver is killed, the next one goes on, and the sinks hold what they should."""
+    with closing(KilledJob(rig.folder / "local-job", {}, Clicks, _JOB_FILES)) as local:
+        local.run_to_end_of_input()
+        expected = local.app.outputs()
+    conf = {
+        "spark.master": "yarn",  # the script asks for a local one
+        "spark.executor.instances": "1",
+        "spark.executor.memory": "512m",
+    }
+    url = f"s3://{rig.minio.bucket}/job-{mode}"
+    folder = rig.folder / f"job-{mode}"
+    with closing(KilledJob(folder, conf, Clicks, _JOB_FILES, url, location="bucket")) as job:
+        run = Submitted(rig, folder / "job.yaml", url, mode)
+        run.launch()
+        run.wait(lambda: job.positions().get("per_minute", -1) >= 1, "two batches")
+        sealed = dict(job.positions())
+        job.find_holder().kill()
+        assert run.submitted is not None
+        assert poll_until(run.submitted.leader.is_proven_dead, _PATIENCE, 0.2)
+        run.launch()
+        run.wait(job.is_complete, "all files")
+        run.stop()
+        assert job.app.outputs() == expected
+        job.read_line()
+    return f"killed after batch {sealed['per_minute']}, then all of {_JOB_FILES} files"
+
+
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
     "adopt": adopt,
@@ -391,18 +423,11 @@ SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "master": lose_master,
     "stop": stop,
     "restore": restore,
+    "job": run_job,
 }
 RUNS: Final = (
-    ("launch", "client"),
-    ("launch", "cluster"),
-    ("adopt", "client"),
-    ("queue", "client"),
-    ("executor", "client"),
-    ("node", "client"),
-    ("master", "client"),
-    ("master", "cluster"),
-    ("stop", "client"),
-    ("restore", "client"),
+    *((name, mode) for name in SCENARIOS for mode in MODES if name != "job"),
+    ("job", "client"),  # the other mode is refused
 )
 """Each scenario with the modes in which it is run."""
 
