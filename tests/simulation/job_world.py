@@ -556,7 +556,7 @@ class JobWorld:
     def _restore_declared(
         self, log: SlotLog, lease: Lease, target: CheckpointId | None, request: str
     ) -> None:
-        """A sink stands in the way, so somebody declares it, and restores again."""
+        """A sink cannot follow, so somebody declares it, and restores again."""
         declared = (*self.spec.repeatable, *self._declared_later)
         self.spec = self.spec.model_copy(update={"repeatable": declared})
         self._note("the spec declares a sink")
