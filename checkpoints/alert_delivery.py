@@ -106,11 +106,20 @@ def find_alerts(spec: SupervisedSpec) -> AlertSpec | None:
 
 def find_usable_alerts(spec: SupervisedSpec) -> AlertSpec | None:
     """As `find_alerts`, but malformed ones are only logged: alerts stop neither data nor a DAG."""
-    try:
-        return find_alerts(spec)
-    except ConfigurationError as error:
-        _log.warning("%s", error)
+    mistake = find_alerts_mistake(spec)
+    if mistake is not None:
+        _log.warning("%s", mistake)
         return None
+    return find_alerts(spec)
+
+
+def find_alerts_mistake(spec: SupervisedSpec) -> ConfigurationError | None:
+    """Return why no alerts are sent although the deployment names some; None: they are."""
+    try:
+        find_alerts(spec)
+    except ConfigurationError as error:
+        return error
+    return None
 
 
 def send_alert(receiver: str, given: AlertSpec, alert: Alert) -> None:

@@ -14,16 +14,18 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from tidegate.errors import TidegateError
 
 from .canonical_json import sha256_of_bytes, sha256_of_file
 from .errors import (
-    FILE_NAME_UNREADABLE,
+    FILE_NAME_TAKEN,
     FOLDER_DENIED,
     NETWORK_FILE_SYSTEM,
     OBJECT_NOT_FOUND,
@@ -56,6 +58,9 @@ class LocalStore:
     Listings leave `ObjectInfo.etag` empty, because they would have to read every file. A file is
     read again for its ETag only if it is young, or its inode, size or times have changed since.
 
+    A file of another program may have a name that no key has: bytes that are not UTF-8, or a
+    backslash. Its key has that name with percent signs, as in an address. It is only read.
+
     Args:
         root: the folder; it is made if it is missing.
         read_only: nothing is ever written, not even a missing folder or a lock. So the folder needs
@@ -85,18 +90,18 @@ class LocalStore:
     def get(self, key: str) -> StoredObject:
         """Read one object."""
         with self._translate_read_errors(key):
-            data = self._resolve_key_path(key).read_bytes()
+            data = self._find_file(key).read_bytes()
         return StoredObject(key, data, sha256_of_bytes(data))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Read a part of one object."""
-        with self._translate_read_errors(key), self._resolve_key_path(key).open("rb") as file:
+        with self._translate_read_errors(key), self._find_file(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def stat(self, key: str) -> ObjectInfo | None:
         """Describe one object, or return None if there is none; may read the file for the ETag."""
-        path = self._resolve_key_path(key)
+        path = self._find_file(key)
         try:
             with self._translate_read_errors(key):
                 stat = path.stat()
@@ -142,7 +147,7 @@ class LocalStore:
             if limit is not None and count >= limit:
                 return
             try:
-                stat = (self.root / key).stat()
+                stat = find_file(self.root / key).stat()
             except FileNotFoundError:
                 continue  # removed since the folder was read
             except OSError as error:
@@ -154,14 +159,14 @@ class LocalStore:
         """Return the folder names directly under `prefix`."""
         with self._translate_read_errors(prefix):
             try:
-                names = sorted(
+                names = [
                     e.name
-                    for e in os.scandir(self.root / prefix)
+                    for e in os.scandir(find_file(self.root / prefix))
                     if e.is_dir() and e.name != _INTERNAL_FOLDER
-                )
+                ]
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        return _require_utf8(self.root / prefix, names)
+        return sorted(self._escape_names(prefix, names))
 
     def delete(self, key: str) -> None:
         """Remove an object if it exists."""
@@ -194,14 +199,15 @@ class LocalStore:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         with self._translate_read_errors(key):
             try:
-                shutil.copyfile(self._resolve_key_path(key), part)
+                shutil.copyfile(self._find_file(key), part)
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the file itself, also if there is none."""
-        return self._resolve_key_path(key)
+        """Return the path of the file itself, also if there is none; None for an escaped name."""
+        path = self._resolve_key_path(key)
+        return path if self._find_file(key) == path else None
 
     def uri(self, key: str) -> str:
         """Return the absolute path of the file."""
@@ -214,6 +220,23 @@ class LocalStore:
         if check_key(key).split("/", 1)[0] == _INTERNAL_FOLDER:
             raise ValueError(f"reserved: {key!r}")
         return self.root / key
+
+    def _find_file(self, key: str) -> Path:
+        return find_file(self._resolve_key_path(key))
+
+    def _escape_names(self, folder: str, names: list[str]) -> list[str]:
+        """Return the names as they are in keys.
+
+        Raises:
+            ConfigurationError: two files would have the same key.
+        """
+        if not _is_odd("".join(names)):  # at once, because a folder may have very many
+            return names
+        escaped = [quote_from_bytes(os.fsencode(name)) if _is_odd(name) else name for name in names]
+        twice = [name for name, number in Counter(escaped).items() if number > 1]
+        if twice:
+            raise FILE_NAME_TAKEN(path=self.root / folder / twice[0])
+        return escaped
 
     def _publish_file(self, path: Path, give: Callable[[], object]) -> None:
         """Call `give`, which names a durable file; an error after that is an unknown outcome."""
@@ -263,17 +286,17 @@ class LocalStore:
         try:
             entries = [
                 (e.name + "/" if e.is_dir() else e.name)
-                for e in os.scandir(self.root / folder)
+                for e in os.scandir(find_file(self.root / folder))
                 if e.name != _INTERNAL_FOLDER
             ]
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             raise _translate_os_error(self.root / folder, error) from error
+        entries = self._escape_names(folder, entries)
         # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
         # sorts with its slash, as its keys do: "a-b" comes before "a/b".
         keys = sorted(key for name in entries if _is_within(key := folder + name, prefix, after))
-        keys = _require_utf8(self.root, keys)
         for key in keys:
             if key.endswith("/"):
                 yield from self._walk_keys(key, prefix, after)
@@ -281,28 +304,24 @@ class LocalStore:
                 yield key
 
 
-def _require_utf8(folder: Path, names: list[str]) -> list[str]:
-    """Refuse names that are not UTF-8, but leave out those of files that are no data.
+def find_file(path: Path) -> Path:
+    """Return a path, or if nothing is there, that of the file whose name is escaped in it."""
+    if "%" not in str(path) or path.exists():
+        return path
+    found = Path(path.anchor)
+    for part in path.parts[1:]:
+        name = os.fsdecode(unquote_to_bytes(part))
+        found /= part if (found / part).exists() or not _is_odd(name) else name
+    return found
 
-    A part of such a name begins with ``_`` or ``.``, as temporary files of other programs have it.
 
-    Raises:
-        ConfigurationError: no record can name the file, so it would never count as read.
-    """
+def _is_odd(name: str) -> bool:
+    """Return whether a name cannot be in a key: it has a backslash or is not UTF-8."""
     try:
-        "".join(names).encode()  # at once, because a folder may have very many
+        name.encode()
     except UnicodeEncodeError:
-        odd = {name for name in names if not _is_utf8(name)}
-        for name in odd:
-            if not any(part.startswith(("_", ".")) for part in name.split("/")):
-                path = os.fsencode(folder / name).decode(errors="backslashreplace")
-                raise FILE_NAME_UNREADABLE(path=path) from None
-        return [name for name in names if name not in odd]
-    return names
-
-
-def _is_utf8(name: str) -> bool:
-    return name.encode(errors="ignore").decode() == name
+        return True
+    return "\\" in name
 
 
 def _is_within(key: str, prefix: str, after: str) -> bool:

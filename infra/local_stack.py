@@ -73,7 +73,8 @@ class StackSettings:
         dags: folder Airflow parses.
         pipelines: folder of pipeline specs; default: `pipelines` in the DAGs folder.
         bucket: name of the bucket.
-        alerts: receiver and variable of the alerts of pipelines whose spec has none.
+        alerts: receiver and variable of the alerts of pipelines whose spec has none; None: those of
+            the call of `up` before; `NO_ALERTS`: none from now on.
     """
 
     home: Path = field(default_factory=lambda: Path.cwd() / ".tidegate")
@@ -81,6 +82,9 @@ class StackSettings:
     pipelines: Path | None = None
     bucket: str = "tidegate"
     alerts: tuple[str, str] | None = None
+
+
+NO_ALERTS = ("none", "")
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class Stack:
         self._read_alert_secret()  # before anything starts
         say = add_times(progress)
         with lock_stack(self.home / "stack.lock"):
+            self._note_alerts(say)
             self._start_minio(say)
             self._start_airflow(say)
         say(f"the stack is up: Airflow {self.airflow_url}, MinIO {self.minio_endpoint}")
@@ -240,17 +245,31 @@ class Stack:
         own = {"TIDEGATE_STACK_ID": self._state.stack_id, **self._build_alert_settings()}
         return settings | self.environment() | own
 
+    def _find_alerts(self) -> tuple[str, str] | None:
+        chosen = self.settings.alerts or self._state.alerts
+        return None if chosen == NO_ALERTS else chosen
+
+    def _note_alerts(self, say: Progress) -> None:
+        state = self._state
+        state.alerts = self._find_alerts()
+        if self.settings.alerts is None and state.alerts is not None:
+            receiver, variable = state.alerts
+            say(f"alerts go to {receiver} (${variable}) as before; --alerts none ends that")
+        state.save(self._file)
+
     def _build_alert_settings(self) -> dict[str, str]:
-        if self.settings.alerts is None:
+        found = self._find_alerts()
+        if found is None:
             return {}
-        receiver, variable = self.settings.alerts
+        receiver, variable = found
         alerts = {receiver: f"env:{variable}", "page": self.airflow_url}
         return {ALERTS_VARIABLE: json.dumps(alerts), variable: self._read_alert_secret()}
 
     def _read_alert_secret(self) -> str:
-        if self.settings.alerts is None:
+        found = self._find_alerts()
+        if found is None:
             return ""
-        receiver, variable = self.settings.alerts
+        receiver, variable = found
         if variable not in os.environ:
             raise NO_ALERT_VARIABLE(receiver=receiver, variable=variable)
         return os.environ[variable]

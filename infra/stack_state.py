@@ -45,6 +45,7 @@ class StackState:
         airflow_digest: of the environment Airflow was started with; when it changes, Airflow has to
             be restarted.
         migrated: the Airflow version that has prepared the database.
+        alerts: receiver and variable of the alerts of pipelines whose spec has none.
     """
 
     stack_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -53,6 +54,7 @@ class StackState:
     processes: dict[str, ProcessId] = field(default_factory=dict)
     airflow_digest: str = ""
     migrated: str = ""
+    alerts: tuple[str, str] | None = None
 
     @classmethod
     def load(cls, file: Path) -> StackState:

@@ -29,8 +29,12 @@ DagsOption = Annotated[
 
 def _parse_alerts(text: str) -> tuple[str, str]:
     receiver, _, variable = text.partition("=")
+    if text == "none":
+        return receiver, variable
     if receiver not in ("slack", "pagerduty", "alertmanager") or not variable:
-        raise typer.BadParameter("slack=VARIABLE, pagerduty=VARIABLE or alertmanager=VARIABLE")
+        raise typer.BadParameter(
+            "slack=VARIABLE, pagerduty=VARIABLE, alertmanager=VARIABLE or none"
+        )
     return receiver, variable
 
 
@@ -40,7 +44,8 @@ AlertsOption = Annotated[
         metavar="RECEIVER=VARIABLE",
         parser=_parse_alerts,
         help="Where incidents of pipelines without supervision.alerts go: slack, pagerduty or"
-        " alertmanager, and the variable with its address or key.",
+        " alertmanager, and the variable with its address or key; none: nowhere from now on."
+        " Default: as at the call before.",
     ),
 ]
 

@@ -397,16 +397,13 @@ class DriverSession(LeasedSession):
     def _collect_live_facts(self) -> dict[str, object]:
         """Return the state of sinks and sources, and touch the file of the liveness probe.
 
-        The status thread calls this. `trouble` is what this driver tries again by itself.
+        The status thread calls this. `trouble` is what this driver goes on in spite of.
         """
         if not self._steps.is_overdue:
             touch_alive_file(self._context.work / ALIVE_FILE)
         # Between two tries of an epoch the state is "running", without its error.
         trouble = (
-            (self._loop.trouble if self._loop else None)
-            or self._publisher.trouble
-            or self._steps.trouble
-            or self._housekeeper.trouble
+            (self._loop.trouble if self._loop else None) or self._publisher.trouble or self._trouble
         )
         return {
             "unpublished": self._publisher.unpublished_count,

@@ -27,7 +27,7 @@ import structlog
 from tenacity import Retrying
 
 from tidegate import __version__
-from tidegate.checkpoints.alert_delivery import find_usable_alerts
+from tidegate.checkpoints.alert_delivery import find_alerts_mistake, find_usable_alerts
 from tidegate.checkpoints.batch_notes import BatchNotes
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
@@ -163,6 +163,7 @@ class LeasedSession(ABC):
         self._status = StatusReporter(store, self._steps, facts, silent_after=silent_after)
         self._supervised = spec
         self._alerts = PeriodicThread("tidegate-alerts", self._announce, LOOK_EVERY)
+        self._alerts_mistake = find_alerts_mistake(spec)
         if find_usable_alerts(spec):
             self._alerts.start()
 
@@ -200,6 +201,11 @@ class LeasedSession(ABC):
             self._steps.lease.release()
         # Last: a collector that does not answer must not keep the next driver waiting.
         self._listeners.close()
+
+    @property
+    def _trouble(self) -> TidegateError | None:
+        """What keeps this process from its duties beside the rows; it is in each status."""
+        return self._steps.trouble or self._housekeeper.trouble or self._alerts_mistake
 
     @abstractmethod
     def _run(self) -> RunOutcome:

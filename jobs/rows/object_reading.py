@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
+from tidegate.checkpoints.local_store import find_file
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import StoredObject
 from tidegate.errors import TidegateError
@@ -107,6 +108,8 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
     if "://" in uri:
         store, key = _locate_object(uri)
         path = io.BytesIO(store.get_version(key, part["etag"]))
+    elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
+        path = io.BytesIO(file.read_bytes())
     if needs_decoding(source, part["key"]):
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
@@ -135,7 +138,7 @@ def _fetch_object(found: FoundObject) -> StoredObject:
         store, key = _locate_object(found.uri)
         return store.get(key)
     try:
-        data = Path(found.uri).read_bytes()
+        data = find_file(Path(found.uri)).read_bytes()
     except FileNotFoundError as error:
         raise OBJECT_NOT_FOUND(uri=found.uri) from error
     return StoredObject(found.key, data, sha256_of_bytes(data))  # its ETag in a local store

@@ -526,7 +526,7 @@ class JobSession(LeasedSession):
 
     def _collect_live_facts(self) -> dict[str, object]:
         """Return what Spark last reported about each query."""
-        trouble = self._steps.trouble or self._housekeeper.trouble
+        trouble = self._trouble
         shown = ("batchId", "timestamp", "numInputRows", "processedRowsPerSecond", "batchDuration")
         return {
             "queries": {

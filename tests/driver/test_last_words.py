@@ -382,3 +382,22 @@ def test_errors_that_come_back_at_each_start_say_how_to_go_on() -> None:
     for error in errors:
         assert "restore" in str(error.advice), error.code
         assert "sealed" in str(error.kept), error.code
+
+
+def test_alerts_that_are_malformed_are_a_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stop no driver, and its log alone would say that nothing is announced."""
+    monkeypatch.setattr(pipeline_run, "make_followers", lambda *_: [])
+    monkeypatch.setenv("TIDEGATE_ALERTS", "slack")
+    run, view = _session(MemoryStore(), tmp_path)
+    run.close()
+    view.close()
+    trouble = run._trouble
+    assert trouble is not None
+    assert trouble.code == "alerts.malformed"
+    monkeypatch.delenv("TIDEGATE_ALERTS")
+    run, view = _session(MemoryStore(), tmp_path)
+    run.close()
+    view.close()
+    assert run._trouble is None

@@ -25,7 +25,7 @@ from tidegate.infra.airflow_processes import (
     build_process_environment,
 )
 from tidegate.infra.local_processes import ProcessId, is_process_alive, read_start_ticks
-from tidegate.infra.local_stack import Stack, StackSettings, make_dags_folder
+from tidegate.infra.local_stack import NO_ALERTS, Stack, StackSettings, make_dags_folder
 from tidegate.infra.stack_state import StackSecrets, StackState
 
 
@@ -168,6 +168,26 @@ def test_a_stack_takes_a_receiver_of_alerts(
     alerts = find_alerts(make_spec("p", ["a"]))
     assert alerts is not None
     assert (alerts.receivers, alerts.page) == ({"slack": "env:HOOK"}, "http://127.0.0.1:1")
+
+
+def test_a_stack_keeps_its_receiver_of_alerts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of `up` without the option left it out, without a word."""
+    monkeypatch.setenv("HOOK", "http://127.0.0.1/hook")
+    StackState(ports={"airflow": 1, "minio": 2}).save(tmp_path / "stack.json")
+
+    def go_up(alerts: tuple[str, str] | None) -> tuple[bool, list[str]]:
+        stack, said = Stack(StackSettings(home=tmp_path, alerts=alerts)), list[str]()
+        stack._note_alerts(said.append)
+        return "TIDEGATE_ALERTS" in stack.airflow_environment(), said
+
+    assert go_up(("slack", "HOOK")) == (True, [])
+    has_receiver, (said,) = go_up(None)
+    assert has_receiver
+    assert said.startswith("alerts go to slack ($HOOK) as before")
+    assert go_up(NO_ALERTS) == (False, [])
+    assert go_up(None) == (False, [])
 
 
 # The driver of a pipeline in small: a task that leaves a process of its own session behind.

@@ -42,6 +42,7 @@ from tidegate.jobs.rows.topic_reading import (
 from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_parts, read_unit, select_parts
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.sources.topic_checks import require_readable_topics
+from tidegate.jobs.spark import python_tasks
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
@@ -320,3 +321,19 @@ def test_a_variable_does_not_hide_a_file_that_only_java_takes() -> None:
     for environment in (None, {"FILE": "/etc/ca.jks"}):
         with pytest.raises(ConfigurationError, match=r"ssl\.truststore\.location is no setting"):
             require_readable_topics(spec, environment)
+
+
+def test_workers_of_a_classic_master_look_for_their_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that could read no topic is refused at its start, with the missing variable."""
+    monkeypatch.setattr(python_tasks, "prepare_worker", lambda: None)
+    monkeypatch.setenv("CLIENT", "tests")
+    spec = topic_spec("b:9092", kafka={"options": {"client.id": "env:CLIENT"}}, events=OFF)
+    for name, value in build_settings_variables(spec, with_secrets=False).items():
+        monkeypatch.setenv(name, value)
+    plan = remove_settings(spec)
+    assert list(python_tasks._import_kernel([], plan, iter([1]))) == [1]
+    monkeypatch.delenv("CLIENT")
+    with pytest.raises(ConfigurationError, match="CLIENT"):
+        list(python_tasks._import_kernel([], plan, iter([1])))

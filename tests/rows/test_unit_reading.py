@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from dataclasses import replace
@@ -21,7 +22,7 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
-from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects
+from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects, open_part
 from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.task_support import (
@@ -236,6 +237,26 @@ def test_plain_objects_are_inspected_as_well(tmp_path: Path) -> None:
     assert (good.content.rows, good.content.columns) == (2, part["columns"])
     assert isinstance(bad, InspectedObject)
     assert isinstance(bad.content, BadObject)
+
+
+def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
+    """A task has its address, with the name escaped in it; Arrow would not open the file."""
+    store = LocalStore(tmp_path)
+    piece = slice_of(store, Member("a"), rows_at(1, 2))
+    spec = spec_of({"a": {}}, windows={}, **OFF)
+    (part,) = piece.parts
+    odd = Path(os.fsdecode(b"\xe9.parquet"))
+    (tmp_path / part["key"]).rename(tmp_path / odd)
+    (found,) = store.list_objects("%")
+    assert store.local_path(found.key) is None
+    described = FoundObject(found.key, store.uri(found.key), found.size)
+    (unit,) = divide_objects(spec.sources["a"], [described])
+    (inspected,) = describe_unit(unit).found
+    assert isinstance(inspected, InspectedObject)
+    assert inspected.content == Footer(2, part["columns"])
+    opened = open_part(0, {**part, "key": found.key}, described.uri, spec.sources["a"])
+    assert isinstance(opened.path, io.BytesIO)
+    assert pq.read_metadata(opened.path).num_rows == 2
 
 
 def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import structlog
 from tests.simulation.job_world import JobWorld, ViolationError, run_world
 from tests.simulation.planting import Mutant, Patches, reword
 
+from tidegate.checkpoints import batch_notes, restore
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
+from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
 
 
 def _end_without_evidence() -> Patches:
@@ -135,6 +137,65 @@ def _outlive_python() -> Patches:
     ]
 
 
+def _go_by_noted_rewinds() -> Patches:
+    """A restore asks the newest batches what sinks can do, and not the present spec."""
+    text = "at.allow_repeats() if name in repeatable else at.rewind"
+    renewed = patch.object(restore, "plan_sinks", lambda *given: batch_notes.plan_sinks(*given))
+    return [reword(batch_notes, "plan_sinks", text, "at.rewind"), renewed]
+
+
+def _keep_memory_sinks() -> Patches:
+    """A memory sink in append mode gets a checkpoint that stays."""
+    return [patch.object(WriterFacts, "is_forgotten", lambda _facts: False)]
+
+
+def _judge_scripts_first() -> Patches:
+    """How the script has ended counts before the stop that was asked for."""
+    text = "if self._stop.is_set():"
+    return [reword(job_run.JobSession, "_judge_end", text, f"if failure is None and {text[3:]}")]
+
+
+def _refuse_nameless() -> Patches:
+    """The only query of a script needs a name too."""
+    text = "if spec.name in self._loop.queries:"
+    return [reword(job_run.JobSession, "_select_name", text, "if True:")]
+
+
+def _look_before_first_slots() -> Patches:
+    """A timeline that was left is taken to have a batch before its fork."""
+    renewed = patch.object(
+        job_run, "list_query_ids", lambda *given: sink_restore.list_query_ids(*given)
+    )
+    return [reword(sink_restore, "list_query_ids", "fork.slot > 1 and ", ""), renewed]
+
+
+def _never_stall() -> Patches:
+    """The thread that seals is alive, so the job is."""
+    return [patch.object(SealLoop, "_refuse_stalled_query", lambda _loop: None)]
+
+
+def _plan_without_end() -> Patches:
+    """A query that has not planned a batch is taken to have nothing to do."""
+    text = "(batch is None and not _is_trigger_active(query.facts.query))"
+    return [reword(SealLoop, "_refuse_stalled_query", text, "batch is None")]
+
+
+def _start_without_end() -> Patches:
+    """A script may take any time to start its queries."""
+    return [patch.object(job_run.JobSession, "_refuse_stalled_start", lambda _session: None)]
+
+
+def _overlook_ends() -> Patches:
+    """A query may end at any time."""
+    text = "self._has_no_end(self.queries[name])"
+    return [reword(SealLoop, "check_queries", text, "False")]
+
+
+def _trust_ends() -> Patches:
+    """A script that returns without a failure has finished."""
+    return [patch.object(SealLoop, "require_ends", lambda _loop: None)]
+
+
 JOB_MUTANTS = [
     Mutant("finished_without_evidence", _end_without_evidence, fault="jobs-F1"),
     Mutant("finished_after_a_failure", _overlook_failures, fault="jobs-F2"),
@@ -153,6 +214,16 @@ JOB_MUTANTS = [
     Mutant("pack_key_shared", _share_pack_keys, fault="core-C2"),
     Mutant("attempt_renewed", _renew_attempts),
     Mutant("jvm_outlives_python", _outlive_python, fault="jobs-F4"),
+    Mutant("noted_rewinds_decide", _go_by_noted_rewinds, fault="jobs-F6"),
+    Mutant("memory_sinks_kept", _keep_memory_sinks, fault="jobs-F7"),
+    Mutant("scripts_judged_first", _judge_scripts_first, fault="jobs-F9"),
+    Mutant("nameless_refused", _refuse_nameless, fault="jobs-F11"),
+    Mutant("slot_before_first", _look_before_first_slots, fault="core-C11"),
+    Mutant("never_stalled", _never_stall, fault="ops-V5"),
+    Mutant("plans_without_end", _plan_without_end, fault="ops-V5"),
+    Mutant("starts_without_end", _start_without_end, fault="ops-V5"),
+    Mutant("ends_overlooked", _overlook_ends, fault="ops-V6"),
+    Mutant("ends_trusted", _trust_ends, fault="ops-V7"),
 ]
 
 

@@ -321,6 +321,7 @@ class ModelQuery:
     facts: WriterFacts
     error: str | None = None
     ended: bool = False
+    hangs: bool = False
     _written: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -332,6 +333,12 @@ class ModelQuery:
         """Whether the query runs, as Spark says."""
         self._ask()
         return not self.ended
+
+    @property
+    def status(self) -> dict[str, bool]:
+        """What the query does, as Spark says."""
+        self._ask()
+        return {"isTriggerActive": self.hangs}
 
     def exception(self) -> str | None:
         """Return what has ended it, as Spark says."""
@@ -350,7 +357,7 @@ class ModelQuery:
             poison: a row that no batch can hold; None without one.
             choose_size: returns how many rows the next batch may have.
         """
-        if not self.jvm.alive or self.ended:
+        if not self.jvm.alive or self.ended or self.hangs:
             return False
         planned = find_planned_batch(self._made.host)
         done = list_committed_batches(self._made.host)

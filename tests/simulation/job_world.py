@@ -7,9 +7,15 @@ has taken over; the store is away; the clock goes back; somebody restores; reten
 may be killed between any two of its own steps, or be suspended until another one has taken over. At
 the end the input closes and a driver runs until it is finished.
 
+In some histories scripts are odd as well: they hang before or after the start of a query, end a
+query or Spark too early, end with a code of their own when they are stopped, leave their only query
+without a name, or look at rows by a memory sink; and the spec declares a sink repeatable only when
+somebody wants to restore.
+
 What must hold:
 
 - a job is finished only if every query has read its input, without an error;
+- a job that was stopped has not failed, and one that hangs or has lost a query does not go on;
 - each sink has each row once, or, if the spec declares that it may repeat batches, at least once;
 - every batch that is sealed and not retired restores, as it was sealed;
 - a refusal comes only where the product announces it.
@@ -37,6 +43,7 @@ from tests.simulation.job_spark import (
     DeltaSink,
     FileSink,
     KeyedSink,
+    ModelCheckpoint,
     ModelContext,
     ModelJVM,
     ModelQuery,
@@ -65,7 +72,11 @@ from tidegate.jobs.sealed_queries import (
     sink_restore,
 )
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects, restore_files
-from tidegate.jobs.sealed_queries.checkpoint_files import list_committed_batches, read_offsets
+from tidegate.jobs.sealed_queries.checkpoint_files import (
+    find_planned_batch,
+    list_committed_batches,
+    read_offsets,
+)
 from tidegate.jobs.sealed_queries.checkpoint_folder import HostFolder
 from tidegate.jobs.sealed_queries.job_run import JobSession
 from tidegate.jobs.sealed_queries.seal_loop import SparkReports
@@ -110,6 +121,7 @@ class ModelSession(JobSession):
         self._listeners: Any = MagicMock(metrics=None)
         self._reports, self._sessions = SparkReports(), []
         self._script_ended = threading.Event()
+        self._forgotten, self._began = set(), world.clock.monotonic()
         self._world = world
 
     def _report_seal(self, manifest: Manifest) -> None:
@@ -152,6 +164,19 @@ class JobWorld:
             "guarded": KeyedSink,
             "repeated": RepeatingSink,
         }
+        # What scripts and people do beside the product has choices of its own.
+        self._more = random.Random(f"{seed} more")
+        self._is_odd = self._more.random() < 0.5
+        self._has_no_end, self._looks_at_rows, declares, nameless = (
+            self._is_odd and self._more.random() < 0.6 for _ in range(4)
+        )
+        # The query without a name has that of the job.
+        is_alone = self.kinds[0] in ("files", "table", "delta") and len(self.kinds) == 1
+        self._nameless = self.kinds if nameless and is_alone else []
+        # Its function has no guard by numbers, so batches may come twice once the spec says so.
+        self._declared_later = ["guarded"] if declares and "guarded" in self.kinds else []
+        if self._declared_later:
+            sinks["guarded"] = RepeatingSink
         self.sinks = {kind: sinks[kind]() for kind in self.kinds}
         self.spec = JobSpec.model_validate(
             {"kind": "job", "name": JOB, "app": "app.py", "repeatable": ["repeated"]}
@@ -201,6 +226,8 @@ class JobWorld:
                 self.clock.advance(0.5)
                 self._arrived = min(_ROWS, self._arrived + self.dice.randint(0, 1))
                 (move,) = self.dice.choices([*moves], [*moves.values()])
+                if self._is_odd and self._more.random() < 0.1:
+                    self._do_odd_thing()
                 is_down = self.driver is None or self.driver.frozen
                 (self._launch if is_down and self.dice.random() < 0.5 else move)()
                 if self.counts["refused"]:
@@ -264,7 +291,7 @@ class JobWorld:
         except ConfigurationError as error:
             self._dead |= {self._python, self._python + 1}
             self._judge_refusal(error)
-        except TidegateError as error:
+        except (TidegateError, ValueError) as error:
             raise ViolationError(f"the launch failed: {error}") from error
         self._kill_at = self._overtaken_at = None
         self._let_others_end(before, driver)
@@ -304,22 +331,45 @@ class JobWorld:
         self._users[location.folder] = self._python
         location.note_jvm(jvm.pid)
         self._note(f"launch {lease.token} in {location.folder.name[-6:]}")
-        for name in self.kinds:
-            self._start_query(driver, name)
+        if self._is_odd and self._more.random() < 0.05:
+            self._hang_before_queries(session)
+        for kind in self.kinds:
+            self._start_query(driver, kind)
+        if self._looks_at_rows:
+            self._look_at_rows(session)
         return driver
 
-    def _start_query(self, driver: Driver, name: str) -> None:
-        facts = WriterFacts(name=name, format=_FORMATS[name], session=ModelContext())
-        facts.path = str(self.folder / "out") if name in ("files", "delta") else None
-        facts.table = "t" if name == "table" else None
-        facts.trigger = "availableNow"
-        location = driver.session._location
+    def _hang_before_queries(self, session: ModelSession) -> None:
+        """Let the script hang until the process ends itself."""
+        self.clock.advance(self.spec.start_within / 1e6 + 1.0)
+        session._refuse_stalled_start()
+        if session._loop.error is None:
+            raise ViolationError("the script hangs, and the job runs on")
+        raise KilledError
+
+    def _look_at_rows(self, session: ModelSession) -> None:
+        """Start a query into memory in append mode, which Spark starts in a new checkpoint only."""
+        facts = WriterFacts(name="memory", format="memory", session=ModelContext())
+        address = session._start_query(facts)
+        if address is not None:
+            if find_planned_batch(HostFolder(Path(address))) is not None:
+                raise ViolationError("a memory sink does not go on from a checkpoint")
+            ModelCheckpoint(Path(address)).plan(0, {"rows": 1})
+
+    def _start_query(self, driver: Driver, kind: str) -> None:
+        facts = WriterFacts(name=kind, format=_FORMATS[kind], session=ModelContext())
+        facts.path = str(self.folder / "out") if kind in ("files", "delta") else None
+        facts.table = "t" if kind == "table" else None
+        facts.trigger = None if self._has_no_end else "availableNow"
+        location, name = driver.session._location, self._get_name(kind)
+        if kind in self._nameless:
+            facts.name = None
         knows = location.get_folder(name).exists() or location.get_sealed_batch(name) is not None
-        if not knows and self.sinks[name].read_rows() and not self._was_sealed(name):
-            self._unknown.add(name)
+        if not knows and self.sinks[kind].read_rows() and not self._was_sealed(kind):
+            self._unknown.add(kind)
         address = driver.session._start_query(facts)
         assert address is not None
-        query = ModelQuery(driver.jvm, Path(address), self.sinks[name], facts)
+        query = ModelQuery(driver.jvm, Path(address), self.sinks[kind], facts)
         facts.query = query
         driver.queries[name] = query
 
@@ -339,6 +389,9 @@ class JobWorld:
         self._seal_as(driver)
         if self.driver is not driver:
             return
+        if is_done and self._has_no_end:
+            self._stop_job(driver)
+            return
         try:
             driver.session._judge_end(None)
         except Exception as error:
@@ -347,6 +400,67 @@ class JobWorld:
         self._end_driver("finished")
         if not is_done or has_failed or jvm_is_gone:
             raise ViolationError("finished without evidence")
+
+    def _stop_job(self, driver: Driver) -> None:
+        """Somebody stops the job; what ends its queries ends the script with a code of its own."""
+        session = driver.session
+        session._stop.set()
+        try:
+            outcome = session._judge_end(session._fail("the script ended with 1"))
+        except TidegateError as error:
+            raise ViolationError(f"a stop ended as a failure: {error}") from error
+        self._end_driver(outcome.state)
+
+    def _do_odd_thing(self) -> None:
+        """Something that scripts do, if a driver runs."""
+        driver = self.driver
+        if driver is None or driver.frozen or self._away or not driver.jvm.alive:
+            return
+        if not driver.queries or any(query.ended for query in driver.queries.values()):
+            return
+        odd_things = [self._hang, *([self._end_early, self._lose_query] * self._has_no_end)]
+        self._more.choice(odd_things)(driver)
+
+    def _hang(self, driver: Driver) -> None:
+        """A query works without an end, before it plans a batch or inside one."""
+        name = self._more.choice([*driver.queries])
+        self._note(f"{name} hangs")
+        driver.queries[name].hangs = True
+        loop = driver.session._loop
+
+        def look() -> bool:
+            loop._refuse_stalled_query()
+            return False
+
+        with self._act_as(driver.python):
+            for _ in range(4):
+                loop._guard(look)
+                self.clock.advance(self.spec.batch_within / 2e6)
+        if loop.error is None:
+            raise ViolationError(f"{name} hangs, and the job runs on")
+        self._end_driver(f"failed {loop.error.code}")
+
+    def _end_early(self, driver: Driver) -> None:
+        """The script stops Spark, and returns, though its queries have no end."""
+        self._note("the script stops Spark")
+        for query in driver.queries.values():
+            query.ended = True
+        try:
+            driver.session._judge_end(None)
+        except TidegateError as error:
+            self._end_driver(f"failed {error.code}")
+            return
+        raise ViolationError("finished although the queries have no end")
+
+    def _lose_query(self, driver: Driver) -> None:
+        """The script stops one query, and goes on."""
+        name = self._more.choice([*driver.queries])
+        self._note(f"the script stops {name}")
+        driver.queries[name].ended = True
+        driver.session._reports.ends.add(name)
+        self._seal_as(driver)
+        if self.driver is driver:
+            raise ViolationError(f"{name} is gone, and the job goes on")
 
     def _has_read_all(self, driver: Driver) -> bool:
         if not driver.jvm.alive:
@@ -430,16 +544,32 @@ class JobWorld:
             identity = ProcessIdentity.this_process()
             lease = Lease.acquire(self.store, JOB, identity, clock=self.clock)
             request = f"r{len(self.events)}"
-            with suppress(ConfigurationError):  # an epoch on the way was retired
+            try:
                 self._restore_as(log, lease, target, request)
+            except ConfigurationError as error:  # an epoch on the way was retired
+                if error.code == "restore.sink" and self._declared_later:
+                    self._restore_declared(log, lease, target, request)
             lease.release()
         if self._retains and self.dice.random() < 0.5:  # before the next launch
             self._retain()
 
+    def _restore_declared(
+        self, log: SlotLog, lease: Lease, target: CheckpointId | None, request: str
+    ) -> None:
+        """A sink cannot follow, so somebody declares it, and restores again."""
+        declared = (*self.spec.repeatable, *self._declared_later)
+        self.spec = self.spec.model_copy(update={"repeatable": declared})
+        self._note("the spec declares a sink")
+        try:
+            self._restore_as(log, lease, target, request)
+        except ConfigurationError as error:
+            if error.code == "restore.sink":
+                raise ViolationError(f"refused for no good reason: {error}") from error
+
     def _restore_as(
         self, log: SlotLog, lease: Lease, target: CheckpointId | None, request: str
     ) -> None:
-        plan = plan_restore(log, target)
+        plan = plan_restore(log, target, spec=self.spec)
         commit_restore(log, lease, plan, request_id=request, who="ann", why="a mistake")
         self._note(f"restore {target and (target.timeline, target.slot)}")
 
@@ -485,7 +615,7 @@ class JobWorld:
                 if driver is None or self.driver is not driver or self._has_read_all(driver):
                     break
             self._finish()
-            if self.counts["finished"] and self.events[-1] == "finished":
+            if self.events[-1] in ("finished", "stopped"):
                 self._judge_sinks()
                 return
             if self.driver is not None and not self.driver.jvm.alive:
@@ -502,7 +632,7 @@ class JobWorld:
                 continue
             if lost:
                 raise ViolationError(f"{name}: rows {lost} are lost")
-            if twice and name != "repeated":
+            if twice and name not in ("repeated", *self._declared_later):
                 raise ViolationError(f"{name}: rows {twice} are there twice")
 
     def _judge_refusal(self, error: ConfigurationError) -> None:
@@ -545,8 +675,13 @@ class JobWorld:
         ]
         return [one.record for one in slots if one and isinstance(one.record, Manifest)]
 
-    def _was_sealed(self, name: str) -> bool:
-        return any(event.startswith(f"seal of {name}") for event in self.events)
+    def _get_name(self, kind: str) -> str:
+        """Return the name that the query of a sink has in the product."""
+        return JOB if kind in self._nameless else kind
+
+    def _was_sealed(self, kind: str) -> bool:
+        start = f"seal of {self._get_name(kind)} "
+        return any(event.startswith(start) for event in self.events)
 
     # How the world is built.
 
@@ -628,6 +763,8 @@ class JobWorld:
             patch.object(job_location, "_OWNER_ENDS_WITHIN", -1.0),
             patch.object(batch_sealer, "SYSTEM_CLOCK", self.clock),
             patch.object(seal_loop, "_RETRY_AFTER", 0.0),
+            patch.object(seal_loop, "time", still),
+            patch.object(job_run, "time", still),
             patch.object(job_module, "_callbacks", callbacks),
             patch.object(sink_restore, "_load_iceberg", lambda _facts: self.sinks["table"]),
             patch("deltalake.DeltaTable", lambda _address: self.sinks["delta"]),

@@ -21,6 +21,16 @@ _QUICK = {
     "restored_after_sleep",
     "owners_noted_late",
     "unknown_sink_taken_over",
+    "noted_rewinds_decide",
+    "memory_sinks_kept",
+    "scripts_judged_first",
+    "nameless_refused",
+    "slot_before_first",
+    "never_stalled",
+    "plans_without_end",
+    "starts_without_end",
+    "ends_overlooked",
+    "ends_trusted",
 }
 
 
