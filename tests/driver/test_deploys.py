@@ -169,18 +169,22 @@ def test_a_spec_may_deploy_itself(place: Place) -> None:
 
 
 def test_a_job_runs_its_sealed_script(place: Place) -> None:
-    """A script that was edited waits too; the sealed one is unpacked for the driver."""
+    """Its driver reads the copy, from the first launch on, so that a checkout may change or go."""
     file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
     file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
-    script.write_text("import helper\n")
-    script.with_name("helper.py").write_text("x = 1\n")
+    script.write_text("import lib.helper\n")
+    helper, query = script.parent / "lib/helper.py", script.parent / "lib/query.sql"
+    helper.parent.mkdir()
+    helper.write_text("x = 1\n")
+    query.write_text("SELECT 1\n")
     first = choose_launch_spec(file, place.store)
-    assert first.script == script
     first.turn.begin(place.store)
     first.turn.confirm(place.store)
-    assert choose_launch_spec(file, place.store).script == script
-    script.with_name("helper.py").write_text("x = 2\n")
-    later = choose_launch_spec(file, place.store)
-    assert isinstance(later.spec, JobSpec)
-    assert later.script.read_text() == "import helper\n"
-    assert later.script.with_name("helper.py").read_text() == "x = 1\n"
+    second = choose_launch_spec(file, place.store)
+    for launch in (first, second):
+        assert (launch.folder / "lib/query.sql").read_text() == "SELECT 1\n"
+    helper.write_text("x = 2\n")
+    for launch in (first, second, choose_launch_spec(file, place.store)):
+        assert isinstance(launch.spec, JobSpec)
+        assert launch.script.read_text() == "import lib.helper\n"
+        assert (launch.folder / "lib/helper.py").read_text() == "x = 1\n"
