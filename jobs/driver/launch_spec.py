@@ -27,7 +27,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.git_commit import find_commit
+from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
 from tidegate.jobs.spec.spec_plan import PlanExit
@@ -136,6 +136,10 @@ def _deploy_automatically(
     ):
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
+        return deployed
+    ran_before = any(past.digest == copy.digest for past in deployed.past)
+    if find_pinned_commit(path) and ran_before:
+        # A long run keeps its commit. A newer one that was deployed since must not be undone.
         return deployed
     if not isinstance(file, JobSpec):
         plan = plan_against_log(SlotLog(store, file.name), file)

@@ -168,6 +168,21 @@ def test_a_spec_may_deploy_itself(place: Place) -> None:
     assert place.choose().turn.deploy == place.deployed.current
 
 
+def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
+    """A run that began with an older version of a git bundle launches drivers with its file."""
+    auto = "supervision: {deploy: auto}\n"
+    pinned = place.file.parent / "versions" / ("a" * 40) / "p.yaml"
+    pinned.parent.mkdir(parents=True)
+    pinned.write_text(SPEC + auto)
+    place.file.write_text(SPEC + auto)
+    place.run()
+    place.file.write_text(NEW + auto)
+    assert lag_of(place.run()) == 2
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 2
+    pinned.write_text(NEW.replace("2s", "3s") + auto)
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 3
+
+
 def test_a_job_runs_its_sealed_script(place: Place) -> None:
     """Its driver reads the copy, from the first launch on, so that a checkout may change or go."""
     file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
