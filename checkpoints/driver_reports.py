@@ -11,6 +11,7 @@ of a pipeline only the newest attempts.
 
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -158,8 +159,20 @@ def count_waiting_messages(body: JsonView) -> dict[str, int]:
 
     Only Kafka sources count messages. Empty as well if the report does not say.
     """
+    return _add_up_members(body.get("lag"))
+
+
+def count_waiting_objects(body: JsonView) -> dict[str, int]:
+    """Return source -> known objects that a driver has not yet planned to read, as above.
+
+    Only with `discovery.order: arrival` all are known; otherwise at most one of each partition.
+    """
+    return _add_up_members(body.get("backlog"))
+
+
+def _add_up_members(counts: Mapping[str, int] | None) -> dict[str, int]:
     found = Counter[str]()
-    for member, count in (body.get("lag") or {}).items():
+    for member, count in (counts or {}).items():
         found[member.partition("/")[0]] += int(count)
     return {source: count for source, count in found.items() if count}
 

@@ -33,6 +33,8 @@ _REPORT_IS_OLD_AFTER = 15.0
 _FAR_FUTURE = 24 * 3_600_000_000  # ticks; clocks of producers may be an hour or a zone off
 # Of one source. A member takes some 500 bytes of each manifest and a request in each epoch.
 _MANY_MEMBERS = 200
+# With one trouble; if more have it, they are not its cause.
+_NAMED = 3
 
 
 class PipelineState(StrEnum):
@@ -239,20 +241,14 @@ class PipelineOverview:
         newest = self.newest
         if newest is None:
             return []
-        found = [
-            f"{member} has shown a row of {format_instant(time)}, far ahead of the clock: its later"
-            " rows are late; to take the row back, set max_jump and restore a checkpoint from"
-            " before it"
-            for member, time in sorted(newest.newest_times.items())
+        ahead = {
+            member: time
+            for member, time in newest.newest_times.items()
             if time - newest.recorded_now > _FAR_FUTURE
-        ]
+        }
         members = Counter(member.partition("/")[0] for member in newest.cut)
-        return found + [
-            f"{source} has {count:,} partitions: each is listed in every epoch and kept in every"
-            " manifest; use fewer folders, or partition_by: source"
-            for source, count in sorted(members.items())
-            if count > _MANY_MEMBERS
-        ]
+        many = {source: count for source, count in members.items() if count > _MANY_MEMBERS}
+        return [*_describe_far_future(ahead), *_describe_partitions(many)]
 
     @property
     def checkpoint_age(self) -> float | None:
@@ -280,3 +276,34 @@ def read_overview(
         read_desired_state(log.store, log.pipeline),
         head or log.head(),
     )
+
+
+def name_worst(values: Mapping[str, float]) -> str:
+    """Name those with the largest values; if more than three have one trouble, count the rest."""
+    worst = sorted(values, key=lambda name: (-values[name], name))
+    more = len(worst) - _NAMED
+    return ", ".join(worst[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _describe_far_future(ahead: Mapping[str, int]) -> list[str]:
+    if not ahead:
+        return []
+    time = format_instant(max(ahead.values()))
+    shown, their = f"has shown a row of {time}", "its"
+    if len(ahead) > 1:
+        shown, their = f"have shown rows of up to {time}", "their"
+    return [
+        f"{name_worst(ahead)} {shown}, far ahead of the clock: {their} later rows are late; to take"
+        " the row back, set max_jump and restore a checkpoint from before it"
+    ]
+
+
+def _describe_partitions(many: Mapping[str, int]) -> list[str]:
+    if not many:
+        return []
+    most = f"{max(many.values()):,} partitions"
+    has = f"has {most}" if len(many) == 1 else f"have up to {most}"
+    return [
+        f"{name_worst(many)} {has}: each is listed in every epoch and kept in every"
+        " manifest; use fewer folders, or partition_by: source"
+    ]

@@ -21,6 +21,7 @@ from tidegate.checkpoints.pipeline_overview import (
     DriverOverview,
     PipelineOverview,
     PipelineState,
+    name_worst,
     needs_person,
 )
 from tidegate.checkpoints.row_counts import RowCounts
@@ -28,14 +29,13 @@ from tidegate.checkpoints.splice_requests import SpliceRequest
 from tidegate.jobs.advise.lag_advice import TARGET_SHARES, LatenessCurve, merge_sketches
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.row_rules import RULE_QUARANTINED
+from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.jobs.spec.stream_specs import REJECTIONS, PipeSpec
 from tidegate.json_types import JsonObject, JsonView
 from tidegate.time_units import TICK_MAX, TICK_MIN
 
 # An idle stream seals clock ticks far more often, so an older newest checkpoint means a hang.
 OLD_CHECKPOINT_SECONDS = 120.0
-# Of sources with one trouble; if more have it, the cause is not the sources.
-_SOURCES_NAMED = 3
 
 _DRIVER_CONTINUES = "a running driver goes on, but nothing new starts"
 _STALE_DAG_TEXTS = {
@@ -141,7 +141,8 @@ def diagnose_stream(row: JsonView, now: int) -> list[dict[str, str]]:
         row: the summary as the page shows it.
         now: milliseconds since 1970.
     """
-    problems = [{"tone": tone, "says": text} for tone, text in _find_problems(row, now)]
+    found = dict.fromkeys(_find_problems(row, now))  # a trouble may also be why it waits
+    problems = [{"tone": tone, "says": text} for tone, text in found]
     return sorted(problems, key=lambda problem: -_TONE_ORDER.index(problem["tone"]))
 
 
@@ -184,10 +185,7 @@ def _find_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
 
 def _name_worst_sources(waits: Mapping[str, float]) -> tuple[str, str]:
     """The sources that wait longest, and the longest wait: one line for one cause."""
-    worst = sorted(waits.items(), key=lambda item: (-item[1], item[0]))
-    names = ", ".join(name for name, _ in worst[:_SOURCES_NAMED])
-    more = len(worst) - _SOURCES_NAMED
-    return names + (f" and {more} more" if more > 0 else ""), _format_duration(round(worst[0][1]))
+    return name_worst(waits), _format_duration(round(max(waits.values())))
 
 
 def _find_quality_problems(row: JsonView, now: int) -> Iterator[tuple[str, str]]:
@@ -442,8 +440,8 @@ def build_graph(spec: PipelineSpec, facts: JsonView, open_requests: int) -> Json
     nodes = [*_list_sources(spec, facts), *_list_outputs(spec, facts, open_requests)]
     edges = [
         *(
-            {"from": f"source:{s}", "to": EVENTS, **_describe_source(s, facts)}
-            for s in spec.sources
+            {"from": f"source:{name}", "to": EVENTS, **_describe_source(name, source, facts)}
+            for name, source in spec.sources.items()
         ),
         *({"from": EVENTS, "to": name} for name in (*spec.windows, LATE, DEAD_LETTERS)),
         *(
@@ -486,17 +484,28 @@ def _list_sources(spec: PipelineSpec, facts: JsonView) -> Iterable[JsonObject]:
         }
 
 
-def _describe_source(name: str, facts: JsonView) -> JsonObject:
+def _describe_source(name: str, source: SourceSpec, facts: JsonView) -> JsonObject:
     """Backlog and freshness of a source, for its edge."""
-    behind = facts["lag"].get(name)
     holder = facts["holder"].get("member") or ""
     visible = facts["freshness"].get(name, {}).get("visible")
     return {
-        "label": "" if behind is None else f"{behind:,} messages behind",
+        "label": _describe_backlog(name, source, facts),
         "held": holder.partition("/")[0] == name,
         "fresh": visible[1] if visible else None,
         "tone": "warn" if name in facts["stale"] else "off",
     }
+
+
+def _describe_backlog(name: str, source: SourceSpec, facts: JsonView) -> str:
+    """What waits to be read; empty if nothing does, or the driver does not say."""
+    messages, objects = facts["lag"].get(name), facts["backlog"].get(name)
+    if messages is not None:
+        return f"{messages:,} messages behind"
+    if not objects:
+        return ""
+    if source.discovery.order == "keys":  # nothing lists further than the next object
+        return "more objects wait"
+    return f"{objects:,} {'object' if objects == 1 else 'objects'} behind"
 
 
 def _list_outputs(spec: PipelineSpec, facts: JsonView, open_requests: int) -> Iterable[JsonObject]:

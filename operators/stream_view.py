@@ -25,6 +25,7 @@ from tidegate.checkpoints.deployed_specs import (
 )
 from tidegate.checkpoints.driver_reports import (
     count_waiting_messages,
+    count_waiting_objects,
     list_log_attempts,
     read_log_tail,
 )
@@ -427,6 +428,7 @@ class StreamView:
                 name: ticks // 1_000_000 for name, ticks in (live_facts.get("silent") or {}).items()
             },
             "lag": count_waiting_messages(live_facts),
+            "backlog": count_waiting_objects(live_facts),
             **{name: live_facts.get(name) or {} for name in _SHOWN_OF_DRIVER},
             "warnings": [*overview.warnings, *self._read_deploy_warnings()],
             "holder": describe_frontier_holder(driver, newest),

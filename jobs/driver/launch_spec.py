@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import threading
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -27,7 +27,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.git_commit import find_commit
+from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
 from tidegate.jobs.spec.spec_plan import PlanExit
@@ -96,15 +96,15 @@ def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
     if deployed.wanted is None:
         if file is None:
             raise mistake or ConfigurationError(f"no spec in {path}", code="spec.unreadable")
-        return make_file_launch(file, path, who="driver", why="first launch")
+        first = make_file_launch(file, path, who="driver", why="first launch")
+        return replace(first, folder=_extract_code(first.turn.copy, first.folder, is_equal=True))
     copy = read_copy(store, name, deployed.wanted.digest)
     if mistake is not None:
         _log.warning("file_not_read", pipeline=name, error=mistake.message)
     elif file is not None and (found := compare_with_copy(copy, file, code)):
         _log.warning("file_differs", pipeline=name, changes=[str(one) for one in found])
     spec = fill_secrets(copy, file)
-    is_unchanged = file is not None and code == copy.code
-    folder = find_code_folder(spec, path) if is_unchanged else _extract_code(copy)
+    folder = _extract_code(copy, find_code_folder(spec, path), is_equal=code == copy.code)
     return LaunchSpec(spec, folder, DeployTurn(name, copy, deployed.wanted))
 
 
@@ -137,6 +137,10 @@ def _deploy_automatically(
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
         return deployed
+    ran_before = any(past.digest == copy.digest for past in deployed.past)
+    if find_pinned_commit(path) and ran_before:
+        # A long run keeps its commit. A newer one that was deployed since must not be undone.
+        return deployed
     if not isinstance(file, JobSpec):
         plan = plan_against_log(SlotLog(store, file.name), file)
         if plan.exit_code is PlanExit.REFUSED:
@@ -146,9 +150,32 @@ def _deploy_automatically(
     return start_deploy(store, file.name, copy, who="the spec", why=why, commit=commit)
 
 
-def _extract_code(copy: SpecCopy) -> Path:
-    """Write the code of a copy into a folder that goes with this process."""
+def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
+    """Return a folder with the code of a copy, which goes with this process.
+
+    The checkout may change or go while the driver lives, and its tasks import modules at any time.
+
+    Args:
+        copy: of spec and code.
+        checkout: the folder with the code of the file.
+        is_equal: both have the same code, so that it finds the other files of the checkout.
+    """
+    if not copy.code:
+        return checkout
     folder = Path(tempfile.mkdtemp(prefix="tidegate-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     write_code(copy.code, folder)
+    if is_equal:
+        _link_other_files(checkout, folder)
     return folder
+
+
+def _link_other_files(checkout: Path, folder: Path) -> None:
+    """Link what lies beside code in a checkout, such as data, to the same place beside its copy."""
+    for other in checkout.iterdir():
+        place = folder / other.name
+        if place.is_dir():
+            _link_other_files(other, place)
+        # What Python has compiled of the checkout must not be taken for the copy's.
+        elif not place.exists() and other.name != "__pycache__":
+            place.symlink_to(other)

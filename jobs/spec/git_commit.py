@@ -1,10 +1,12 @@
 """The commit of git from which a spec was taken, where it lies in a checkout."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 _OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _LIMIT = 10.0  # seconds; a checkout on a slow disk must not hold up a driver
 
 
@@ -14,6 +16,8 @@ def find_commit(spec_path: Path) -> str | None:
     ``with changes`` behind it says that files of the spec's folder differ from the commit, or that
     the spec, or a module of Python beside it, is not in it.
     """
+    if pinned := find_pinned_commit(spec_path):
+        return pinned[:12]
     folder = spec_path.absolute().parent
     commit = _run_git(folder, "rev-parse", "--short=12", "HEAD")
     if not commit:
@@ -24,6 +28,18 @@ def find_commit(spec_path: Path) -> str | None:
     modules = _run_git(folder, "ls-files", "--others", "--exclude-standard", "--", ":(glob)*.py")
     is_as_committed = spec and changes == modules == ""
     return commit if is_as_committed else f"{commit}, with changes"
+
+
+def find_pinned_commit(spec_path: Path) -> str | None:
+    """Return the commit of a version of Airflow's git bundle; None elsewhere.
+
+    A run of a DAG keeps the version with which it began. Its folder is `versions/COMMIT`, without
+    `.git`.
+    """
+    for folder in spec_path.absolute().parents:
+        if folder.parent.name == "versions" and _COMMIT.fullmatch(folder.name):
+            return folder.name
+    return None
 
 
 def _run_git(folder: Path, *words: str) -> str | None:

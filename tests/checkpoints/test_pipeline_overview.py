@@ -91,6 +91,18 @@ def test_many_folders_of_a_source_are_a_warning(
     assert len(warnings) == warned
 
 
+def test_members_with_one_trouble_are_one_warning(log: SlotLog, author: Author) -> None:
+    """The worst are named, and how many more there are."""
+    now, day = author.manifest(log.head()).recorded_now, 24 * 3_600_000_000
+    seen = {f"web/{n}": {"seen": now + (n + 2) * day} for n in range(5)}
+    part = {"parts": [], "pending": False}
+    cut = {f"{name}/{n}": part for name in ("a", "b") for n in range(201)}
+    log.seal(author.manifest(log.head(), cut=cut, decider={"members": seen}))
+    ahead, many = read_overview(log).warnings
+    assert ahead.startswith("web/4, web/3, web/2 and 2 more have shown rows of up to ")
+    assert many.startswith("a, b have up to 201 partitions: ")
+
+
 @pytest.mark.parametrize(("age", "state"), [(2.0, "running"), (60.0, "silent")])
 def test_the_age_of_a_report_is_that_of_the_store(
     monkeypatch: pytest.MonkeyPatch, age: float, state: str

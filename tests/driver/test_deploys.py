@@ -168,19 +168,38 @@ def test_a_spec_may_deploy_itself(place: Place) -> None:
     assert place.choose().turn.deploy == place.deployed.current
 
 
+def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
+    """A run that began with an older version of a git bundle launches drivers with its file."""
+    auto = "supervision: {deploy: auto}\n"
+    pinned = place.file.parent / "versions" / ("a" * 40) / "p.yaml"
+    pinned.parent.mkdir(parents=True)
+    pinned.write_text(SPEC + auto)
+    place.file.write_text(SPEC + auto)
+    place.run()
+    place.file.write_text(NEW + auto)
+    assert lag_of(place.run()) == 2
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 2
+    pinned.write_text(NEW.replace("2s", "3s") + auto)
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 3
+
+
 def test_a_job_runs_its_sealed_script(place: Place) -> None:
-    """A script that was edited waits too; the sealed one is unpacked for the driver."""
+    """Its driver reads the copy, from the first launch on, so that a checkout may change or go."""
     file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
     file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
-    script.write_text("import helper\n")
-    script.with_name("helper.py").write_text("x = 1\n")
+    script.write_text("import lib.helper\n")
+    helper, query = script.parent / "lib/helper.py", script.parent / "lib/query.sql"
+    helper.parent.mkdir()
+    helper.write_text("x = 1\n")
+    query.write_text("SELECT 1\n")
     first = choose_launch_spec(file, place.store)
-    assert first.script == script
     first.turn.begin(place.store)
     first.turn.confirm(place.store)
-    assert choose_launch_spec(file, place.store).script == script
-    script.with_name("helper.py").write_text("x = 2\n")
-    later = choose_launch_spec(file, place.store)
-    assert isinstance(later.spec, JobSpec)
-    assert later.script.read_text() == "import helper\n"
-    assert later.script.with_name("helper.py").read_text() == "x = 1\n"
+    second = choose_launch_spec(file, place.store)
+    for launch in (first, second):
+        assert (launch.folder / "lib/query.sql").read_text() == "SELECT 1\n"
+    helper.write_text("x = 2\n")
+    for launch in (first, second, choose_launch_spec(file, place.store)):
+        assert isinstance(launch.spec, JobSpec)
+        assert launch.script.read_text() == "import lib.helper\n"
+        assert (launch.folder / "lib/helper.py").read_text() == "x = 1\n"

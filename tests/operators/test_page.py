@@ -528,6 +528,12 @@ def test_many_sources_with_one_trouble_are_one_finding() -> None:
     ]
 
 
+def test_a_trouble_that_is_also_the_reason_is_said_once() -> None:
+    """The driver reports why it waits, and the trouble that it waits for."""
+    found = _list_findings(state="waiting", why="the store is away", trouble="the store is away")
+    assert found == ["the store is away"]
+
+
 def test_a_restore_under_way_says_who_began_it(store: MemoryStore) -> None:
     """While a restore runs nothing else is said, though no driver lives."""
     history = History(store, "p")

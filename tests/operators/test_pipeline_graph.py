@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.operators.page_data import REQUESTS, build_graph
 
@@ -74,3 +76,20 @@ def test_rows_backlog_freshness_and_quality_are_on_it() -> None:
     assert nodes["sink:copy"]["note"] == "40 epochs behind"
     assert nodes["sink:near"]["note"] == "1 epoch behind"
     assert REQUESTS not in nodes
+
+
+@pytest.mark.parametrize(
+    ("order", "waiting", "label"),
+    [
+        ("arrival", 1200, "1,200 objects behind"),
+        ("arrival", 1, "1 object behind"),
+        ("keys", 2, "more objects wait"),
+        ("keys", 0, ""),
+    ],
+)
+def test_objects_that_wait_are_a_backlog(order: str, waiting: int, label: str) -> None:
+    """All are known only where an arrival log counts them."""
+    web = {**SOURCE, "path": "inbox/web", "discovery": {"order": order}}
+    spec = PipelineSpec.model_validate({"name": "p", "sources": {"web": web}})
+    graph = build_graph(spec, {"backlog": {"web": waiting}}, 0)
+    assert [edge["label"] for edge in graph["edges"] if edge["from"] == "source:web"] == [label]

@@ -148,6 +148,9 @@ _BY_FUNCTION: Raw = {
     "reducers": {"adding": {"aggregates": None, "function": "folds:add", "initial": {"total": 0}}}
 }
 _SAME = {name: name for name in SCHEMA}
+_ALERTS = {
+    "supervision": {"alerts": {"slack": "env:S", "pagerduty": "env:P", "alertmanager": "env:A"}}
+}
 VALUES: dict[str, tuple[Raw, Raw]] = {
     "apiVersion": (_NONE, {"apiVersion": "tidegate/v2"}),
     "preset": (_NONE, {"preset": "nscldaq"}),
@@ -245,6 +248,15 @@ VALUES: dict[str, tuple[Raw, Raw]] = {
         {"supervision": {"submit": {"conn_id": "s"}}},
         {"supervision": {"submit": {"conf": {"spark.executor.memory": "3g"}}}},
     ),
+    **{
+        f"supervision.alerts.{name}": (_ALERTS, {"supervision": {"alerts": {name: value}}})
+        for name, value in {
+            **dict.fromkeys(("slack", "pagerduty", "alertmanager"), "env:OTHER"),
+            "pagerduty_url": "https://events.eu.pagerduty.com/v2/enqueue",
+            "severity": "warning",
+            "page": "https://airflow.example.org",
+        }.items()
+    },
     "quality.severity": (_NONE, {"quality": {"severity": {"late_ratio": "critical"}}}),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.jobs.spec.git_commit import find_commit
+from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
 
 
 def run_git(folder: Path, *words: str) -> str:
@@ -46,3 +46,12 @@ def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
     """A driver starts there all the same."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_commit(tmp_path / "orders.yaml") is None
+
+
+def test_a_version_of_a_git_bundle_names_its_commit(tmp_path: Path) -> None:
+    """Airflow has taken `.git` away there."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    for subfolder in ("dags/pipelines", "pipelines"):
+        spec = tmp_path / "team/versions" / commit / subfolder / "orders.yaml"
+        assert (find_pinned_commit(spec), find_commit(spec)) == (commit, commit[:12])
+    assert find_pinned_commit(tmp_path / "versions/2026/orders.yaml") is None
