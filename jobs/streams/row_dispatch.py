@@ -261,16 +261,35 @@ class RowDispatch:
             except RowsRetiredError:
                 last = state.last  # no reader can see those rows, so nothing depends on their times
             state = StreamState(start, last, shift)
-        table = read_parquet_files(self.store, self.work.released)
+        released = self.work.released
+        known = (state.last, *(file.max_time for file in released))
+        last = max((time for time in known if time is not None), default=None)
+        end = start + sum(file.rows for file in released)
         self._before[EVENTS_STREAM] = start
-        self._state.streams[EVENTS_STREAM] = state
-        if table is not None and table.num_rows:
+        self._state.streams[EVENTS_STREAM] = StreamState(end, last, shift)
+        taken = min(end, self._find_taken_end())
+        if start < taken:
+            table = pa.concat_tables(
+                [self._read_file_below(file, taken - shift) for file in released],
+                promote_options="default",
+            )
             event_time = self._spec.event_time_column
             rows = to_event_rows(table, columns, event_time, state.last, shift)
             self._fresh[EVENTS_STREAM] = rows
-            self._state.streams[EVENTS_STREAM] = StreamState(
-                start + rows.num_rows, rows["stream_time"][-1].as_py(), shift
-            )
+
+    def _find_taken_end(self) -> int:
+        """Return the position from which on no attachment takes events in this epoch."""
+        ends = [0]
+        for name in self._graph.readers_of(EVENTS_STREAM):
+            state = self._state.attachments.get(name)
+            if state is not None and state.status == "attached":
+                ends.append(state.cursor + self._graph.attachments[name].rows_per_epoch)
+        return max(ends)
+
+    def _read_file_below(self, file: FileRef, end: int) -> Any:
+        """Return the rows of a file below a position, the only ones that stay in memory."""
+        table = read_parquet_files(self.store, [file])
+        return table.filter(pc.less(table["position"], end))
 
     # 2. appending
 

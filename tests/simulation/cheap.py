@@ -207,7 +207,8 @@ def _write_table(rows: Any, where: Any, **_: Any) -> None:
 
 
 def _read_metadata(source: Any) -> SimpleNamespace:
-    return SimpleNamespace(num_rows=len(rows_of(source.read())))
+    rows = len(rows_of(source.read()))
+    return SimpleNamespace(num_rows=rows, write_metadata_file=lambda _: None)
 
 
 class _Once(Generic[T]):
