@@ -15,8 +15,6 @@ from pathlib import Path
 
 from .job_spec import JobSpec, SupervisedSpec
 
-_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
-
 
 def find_script(spec: JobSpec, spec_path: Path) -> Path | None:
     """Return the script: relative to the working folder, or to the folder of the spec."""
@@ -43,21 +41,43 @@ def collect_code(spec: SupervisedSpec, spec_path: Path) -> dict[str, str]:
     return texts
 
 
-def collect_module_code(modules: Iterable[str]) -> dict[str, str]:
-    """Return the text of each file of some modules, and of those that they import, by its path.
+def collect_module_code(modules: Iterable[str]) -> tuple[dict[str, bytes], list[Path]]:
+    """Return the files of some modules, and of those that they import, by their paths.
 
-    The modules are imported already. Packages that are installed are left out.
+    The modules are imported already. Packages that are installed are left out, and what is no file
+    of Python, such as a compiled module. So are files that are not what this process has imported
+    under their name.
+
+    Returns:
+        The files, and the folders in which Python has found the modules.
     """
-    texts: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    folders: list[Path] = []
     for name in modules:
-        file = Path(sys.modules[name].__file__ or "")
-        if any(file.is_relative_to(sysconfig.get_path(kind)) for kind in _INSTALLED):
+        file = Path(getattr(sys.modules[name], "__file__", None) or "")
+        if file.suffix != ".py" or _is_installed(file):
             continue
-        depth = name.count(".") + (file.name == "__init__.py")
-        folder = file.parents[depth]
+        folder = file.parents[name.count(".") + (file.name == "__init__.py")]
+        folders.append(folder)
         for own in sorted(_follow_imports(folder, _find_module_files(folder, name))):
-            texts[own.relative_to(folder).as_posix()] = own.read_text("utf-8")
-    return texts
+            path = own.relative_to(folder)
+            parts = path.parts[:-1] if own.name == "__init__.py" else path.with_suffix("").parts
+            loaded = sys.modules.get(".".join(parts))
+            # A module of another folder, as of the standard library, may hide this one.
+            if loaded is None or getattr(loaded, "__file__", None) == str(own):
+                files[path.as_posix()] = own.read_bytes()
+    return files, folders
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether a file belongs to Python or to a package that was installed."""
+    if any(file.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")):
+        return True
+    folders = (folder for folder in file.parents if folder.name)
+    return any(
+        folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
+        for folder in folders
+    )
 
 
 def describe_code_change(before: str | None, after: str | None) -> str:
