@@ -137,7 +137,8 @@ def _deploy_automatically(
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
         return deployed
-    ran_before = any(past.digest == copy.digest for past in deployed.past)
+    earlier = (deployed.current, *deployed.past)
+    ran_before = any(one is not None and one.digest == copy.digest for one in earlier)
     if find_pinned_commit(path) and ran_before:
         # A long run keeps its commit. A newer one that was deployed since must not be undone.
         return deployed

@@ -176,7 +176,8 @@ def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
     pinned.write_text(SPEC + auto)
     place.file.write_text(SPEC + auto)
     place.run()
-    place.file.write_text(NEW + auto)
+    place.deploy(NEW + auto)
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 2
     assert lag_of(place.run()) == 2
     assert lag_of(choose_launch_spec(pinned, place.store)) == 2
     pinned.write_text(NEW.replace("2s", "3s") + auto)
