@@ -34,6 +34,7 @@ from tidegate.jobs.spec.spec_plan import PlanExit
 from tidegate.jobs.spec.user_code import allow_imports, collect_code, find_code_folder, write_code
 
 from .deploy_turn import DeployTurn
+from .startup import WORK_PREFIX, lock_folder
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -163,8 +164,9 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
     """
     if not copy.code:
         return checkout
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-code-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lock_folder(folder)  # if this process is killed, a later driver deletes the folder
     write_code(copy.code, folder)
     if is_equal:
         _link_other_files(checkout, folder)
