@@ -77,6 +77,10 @@ changes: venv ## each field of a spec and each row of the table of changes, depl
 team: venv java warm ## follows docs/how-to and the tutorial on a real Spark, MinIO and cluster; ends with "N of 12" (ARGS=back-up.md)
 	$(BIN)/python -m tests.team $(ARGS)
 
+.PHONY: git-bundle
+git-bundle: venv ## drivers whose code Airflow's git bundle checks out, through many commits and deleted folders (24 kB, fetched once)
+	$(BIN)/python -m pytest -n0 -m long tests/e2e/test_git_bundle.py $(ARGS)
+
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
 	$(BIN)/python -m tests.quality_proof

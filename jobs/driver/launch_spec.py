@@ -34,6 +34,7 @@ from tidegate.jobs.spec.spec_plan import PlanExit
 from tidegate.jobs.spec.user_code import allow_imports, collect_code, find_code_folder, write_code
 
 from .deploy_turn import DeployTurn
+from .startup import WORK_PREFIX, lock_folder
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -137,7 +138,8 @@ def _deploy_automatically(
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
         return deployed
-    ran_before = any(past.digest == copy.digest for past in deployed.past)
+    earlier = (deployed.current, *deployed.past)
+    ran_before = any(one is not None and one.digest == copy.digest for one in earlier)
     if find_pinned_commit(path) and ran_before:
         # A long run keeps its commit. A newer one that was deployed since must not be undone.
         return deployed
@@ -162,8 +164,9 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
     """
     if not copy.code:
         return checkout
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-code-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lock_folder(folder)  # if this process is killed, a later driver deletes the folder
     write_code(copy.code, folder)
     if is_equal:
         _link_other_files(checkout, folder)

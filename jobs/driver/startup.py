@@ -86,7 +86,7 @@ from .status_reporter import DriverSteps, StatusReporter
 _log = structlog.get_logger("tidegate.driver")
 
 # Temporary scratch folders are named like this; the lock file lies in each scratch folder.
-_WORK_PREFIX, _LOCK_FILE = "tidegate-", ".lock"
+WORK_PREFIX, _LOCK_FILE = "tidegate-", ".lock"
 _YOUNG_FOLDER = 60.0  # seconds
 ALIVE_FILE = "alive"  # file in the work folder
 # Seconds for the last look for incidents. What it has not sent by then, the sweep sends.
@@ -593,14 +593,14 @@ def open_work_folder(given: Path | None) -> Iterator[Path]:
     """
     with contextlib.ExitStack() as resources:
         if given is None:
-            name = resources.enter_context(TemporaryDirectory(prefix=_WORK_PREFIX))
+            name = resources.enter_context(TemporaryDirectory(prefix=WORK_PREFIX))
             folder = Path(name)
-            for other in folder.parent.glob(f"{_WORK_PREFIX}*"):
+            for other in folder.parent.glob(f"{WORK_PREFIX}*"):
                 _remove_if_abandoned(other)
         else:
             folder = given
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are in its files
-        lock = _lock_folder(folder)
+        lock = lock_folder(folder)
         if lock is not None:  # otherwise another driver uses the same folder
             resources.callback(os.close, lock)
             for left in (*folder.glob("spark-*"), folder / "decoded"):
@@ -608,8 +608,12 @@ def open_work_folder(given: Path | None) -> Iterator[Path]:
         yield folder
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """Lock a scratch folder; return the descriptor that holds the lock, or None if it is taken."""
+def lock_folder(folder: Path) -> int | None:
+    """Lock a scratch folder as long as this process lives, unless it closes the descriptor.
+
+    Returns:
+        The descriptor that holds the lock; None if it is taken.
+    """
     descriptor = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -626,7 +630,7 @@ def _remove_if_abandoned(folder: Path) -> None:
         # A young folder may belong to a driver that has not locked it yet.
         if lock_file.stat().st_mtime > time.time() - _YOUNG_FOLDER:
             return
-        lock = _lock_folder(folder)
+        lock = lock_folder(folder)
         if lock is not None:
             try:
                 shutil.rmtree(folder)

@@ -16,6 +16,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, FencedError, TransientError
 from tidegate.jobs.driver.launch_spec import LaunchSpec, choose_launch_spec, make_file_launch
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
+from tidegate.jobs.driver.startup import lock_folder
 from tidegate.jobs.spark import mover
 from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.job_spec import JobSpec
@@ -176,7 +177,8 @@ def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
     pinned.write_text(SPEC + auto)
     place.file.write_text(SPEC + auto)
     place.run()
-    place.file.write_text(NEW + auto)
+    place.deploy(NEW + auto)
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 2
     assert lag_of(place.run()) == 2
     assert lag_of(choose_launch_spec(pinned, place.store)) == 2
     pinned.write_text(NEW.replace("2s", "3s") + auto)
@@ -197,6 +199,7 @@ def test_a_job_runs_its_sealed_script(place: Place) -> None:
     first.turn.confirm(place.store)
     second = choose_launch_spec(file, place.store)
     for launch in (first, second):
+        assert lock_folder(launch.folder) is None  # other drivers leave it alone
         assert (launch.folder / "lib/query.sql").read_text() == "SELECT 1\n"
     helper.write_text("x = 2\n")
     for launch in (first, second, choose_launch_spec(file, place.store)):
