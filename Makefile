@@ -171,7 +171,7 @@ chaos: venv java ## kill driver, JVM and MinIO at random moments; the tables mus
 	$(BIN)/python -m tests.e2e.chaos --kills $(or $(KILLS),50) --seed $(or $(SEED),0)
 
 .PHONY: jobs-proof
-jobs-proof: venv java ## each kind of script x each disturbance, with a real Spark (ARGS="--cases a d --part 10"), some 40 s a cell: "N cells, 0 differences"; with KILLS=3 RESTORES=3 random ones over three kinds of state (ARGS="--apps clicks copy join windows --minio --checkpoints bucket"), half a minute per kill
+jobs-proof: venv java warm ## each kind of script x each disturbance, with a real Spark (ARGS="--cases a d --part 10 --record FILE"), some 40 s a cell: "N cells, 0 differences"; with KILLS=3 RESTORES=3 random ones over three kinds of state (ARGS="--apps clicks copy join windows --minio --checkpoints bucket"), half a minute per kill
 	$(BIN)/python -m tests.sealed_queries.$(if $(KILLS)$(RESTORES),jobs_proof --kills $(or $(KILLS),3) --restores $(or $(RESTORES),3),jobs_matrix) --seed $(or $(SEED),1) $(ARGS)
 
 .PHONY: jobs-soak

@@ -11,6 +11,10 @@ script. Its outcome is one of these:
 
 The last line is ``N cells, N differences``, with the numbers of the other outcomes if there are any.
 The exit code is 0 only if at least one cell ran and all that ran are equal.
+
+All cells take an hour or more. With ``--record FILE`` each outcome is added to a file. A later call
+does not run again what was equal on the same commit, and counts it. Calls with other cases may run
+side by side.
 """
 
 from __future__ import annotations
@@ -289,10 +293,11 @@ Cell = tuple[str, str]
 
 @dataclass
 class Matrix:
-    """The outcomes of cells, and why some cannot be."""
+    """The outcomes of cells, and why some cannot be; `record` gets a line for each that runs."""
 
     outcomes: dict[Cell, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    record: Path | None = None
 
     def run_case(self, name: str, kinds: Sequence[str], seed: int) -> None:
         """Run the cells of one case, all against the same undisturbed run."""
@@ -319,6 +324,9 @@ class Matrix:
                 began = time.monotonic()
                 outcome = self._judge_cell(path / f"cell{number}", name, kind, dice, expected)
                 self.outcomes[name, kind] = outcome
+                if self.record is not None:
+                    with self.record.open("a") as file:
+                        file.write("\t".join((_describe_commit(), name, kind, outcome)) + "\n")
                 print(f"{name}, {kind}: {outcome}, {time.monotonic() - began:.0f} s", flush=True)
 
     def _judge_cell(
@@ -392,11 +400,31 @@ def _run_cell(
         return compare_outputs(f"{name}, {kind}", expected, job)
 
 
-def run_matrix(chosen: Sequence[Cell], seed: int) -> Matrix:
-    """Run the chosen cells, case by case."""
-    matrix = Matrix()
+def _describe_commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def read_equal_cells(record: Path) -> dict[Cell, str]:
+    """Return the cells that were equal on this commit."""
+    lines = record.read_text().splitlines() if record.exists() else []
+    rows = [line.split("\t") for line in lines]
+    here = _describe_commit()
+    return {
+        (name, kind): end for commit, name, kind, end in rows if (commit, end) == (here, "equal")
+    }
+
+
+def run_matrix(chosen: Sequence[Cell], seed: int, record: Path | None = None) -> Matrix:
+    """Run the chosen cells that the record does not have, case by case."""
+    known = {} if record is None else read_equal_cells(record)
+    matrix = Matrix({cell: known[cell] for cell in chosen if cell in known}, record=record)
     for name in CASES:
-        kinds = [kind for kind in DISTURBANCES if (name, kind) in chosen]
+        kinds = [
+            kind
+            for kind in DISTURBANCES
+            if (name, kind) in chosen and (name, kind) not in matrix.outcomes
+        ]
         if kinds:
             matrix.run_case(name, kinds, seed)
     return matrix
@@ -408,6 +436,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--part", type=int, default=1, help="run one cell in so many, by the seed")
     parser.add_argument("--cases", nargs="+", choices=[name[0] for name in CASES])
     parser.add_argument("--disturbances", nargs="+", choices=DISTURBANCES)
+    parser.add_argument("--record", type=Path, help="goes on where it was broken off")
     return parser.parse_args()
 
 
@@ -417,7 +446,9 @@ def main() -> int:
     names = [name for name in CASES if name[0] in (options.cases or name)]
     cells = [(name, kind) for name in names for kind in options.disturbances or DISTURBANCES]
     dice = random.Random(options.seed)
-    matrix = run_matrix(dice.sample(cells, -(-len(cells) // options.part)), options.seed)
+    matrix = run_matrix(
+        dice.sample(cells, -(-len(cells) // options.part)), options.seed, options.record
+    )
     print("\n".join(matrix.lines()))
     return int(not matrix.is_good)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sealed_queries import jobs_matrix
 from tests.sealed_queries.jobs_matrix import CASES, DISTURBANCES, Cell, Matrix, run_matrix
 from tests.sealed_queries.rig import KilledJob
 
@@ -62,6 +63,28 @@ def test_a_case_that_cannot_begin_is_broken(
     matrix = run_matrix([("f arguments and packages", kind) for kind in DISTURBANCES], seed=1)
     assert set(matrix.outcomes.values()) == {"broken"}
     assert len(matrix.outcomes) == len(DISTURBANCES)
+
+
+def test_a_record_spares_what_was_equal_on_the_same_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Other outcomes, and those of other commits, are not taken over."""
+
+    def fail(*_given: object) -> None:
+        raise OSError("no server")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(KilledJob, "launch", fail)
+    monkeypatch.setattr(jobs_matrix, "_describe_commit", lambda: "now")
+    case, kinds = "f arguments and packages", [*DISTURBANCES][:4]
+    outcomes = [("now", "equal"), ("now", "broken"), ("before", "equal")]
+    record = tmp_path / "record"
+    rows = [(commit, case, kind, end) for kind, (commit, end) in zip(kinds, outcomes, strict=False)]
+    record.write_text("".join("\t".join(row) + "\n" for row in rows))
+    matrix = run_matrix([(case, kind) for kind in kinds], seed=1, record=record)
+    assert [matrix.outcomes[case, kind] for kind in kinds] == ["equal", *["broken"] * 3]
+    monkeypatch.setattr(KilledJob, "launch", lambda *_given: pytest.fail("it was launched"))
+    assert run_matrix([(case, kinds[0])], seed=1, record=record).is_good
 
 
 @pytest.mark.slow

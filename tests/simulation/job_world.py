@@ -166,7 +166,7 @@ class JobWorld:
         }
         # What scripts and people do beside the product has choices of its own.
         self._more = random.Random(f"{seed} more")
-        self._is_odd = self._more.random() < 0.5
+        self._is_odd = seed % 4 == 3  # most histories are long ones
         self._has_no_end, self._looks_at_rows, declares, nameless = (
             self._is_odd and self._more.random() < 0.6 for _ in range(4)
         )

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.oracle.mover import OracleMover
 from tests.scheduling import sample_in_ci
 from tests.spark.agreement import (
     COLUMNS,
@@ -142,6 +143,30 @@ def test_outputs_are_those_of_the_oracle(
     draw = random.Random(seed)
     pair = open_pair(draw_spec(draw), tmp_path)
     feed_random_rows(pair, draw, epochs=8)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [{"aggregates": {"low": "max(n)"}}, {"keys": []}, {"size": "9s"}],
+    ids=["value", "key", "window"],
+)
+def test_a_difference_between_the_sides_is_noticed(tmp_path: Path, planted: dict[str, Any]) -> None:
+    """The control of the tests above: the reference computes by a rule that differs."""
+    window = {
+        "kind": "tumbling",
+        "size": "10s",
+        "keys": ["k"],
+        "aggregates": {"low": "min(n)"},
+        "emit": "each_epoch",
+    }
+    feed_random_rows(
+        open_pair(spec_of(windows={"w": window}), tmp_path / "same"), random.Random(1), epochs=2
+    )
+    pair = open_pair(spec_of(windows={"w": window}), tmp_path / "other")
+    other = spec_of(windows={"w": {**window, **planted}})
+    pair.sides["reference"].mover = OracleMover(pair.store, other)
+    with pytest.raises(AssertionError, match="only spark"):
+        feed_random_rows(pair, random.Random(1), epochs=2)
 
 
 @pytest.mark.parametrize("seed", sample_in_ci(range(3), 1))
