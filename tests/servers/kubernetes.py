@@ -184,7 +184,7 @@ class Node:
         return "".join(log.read_text(errors="replace") for log in self._folder.glob("*/log"))
 
     def _look(self) -> None:
-        with suppress(OSError):  # it looks again
+        with suppress(OSError):  # the next look does the rest
             for pod in self._api.ask(self._pods)["items"]:
                 name = pod["metadata"]["name"]
                 if "deletionTimestamp" in pod["metadata"]:
@@ -268,7 +268,7 @@ class Node:
     def _delete(self, name: str) -> None:
         if name in self.running:
             _kill(self.running[name])
-        with suppress(HTTPError):  # another look has deleted it
+        with suppress(HTTPError):  # it is gone
             self._api.ask(f"{self._pods}/{name}", "DELETE", {"gracePeriodSeconds": 0})
 
 
@@ -300,6 +300,8 @@ def _build_command(arguments: list[str], environment: Mapping[str, str]) -> list
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:  # its number may be that of another process by now
+        return
     for child in list_children(process.pid):
         with suppress(psutil.NoSuchProcess):
             child.kill()
