@@ -49,6 +49,13 @@ kafka: venv java warm ## a real Kafka broker (44 MB of jars, fetched once): driv
 yarn: venv java warm ## drivers on a real YARN (106 MB of jars, fetched once), compared with local runs; ends with "N of N on YARN" (ARGS="launch")
 	$(BIN)/python -m tests.e2e.yarn_runs $(ARGS)
 
+.PHONY: kubernetes
+kubernetes: venv java warm ## executors as pods of a real API server, with the chart's rights (Go >= 1.24.3; 20 minutes once); ends with "N of N on Kubernetes" (ARGS="launch")
+	@mkdir -p $(TOOLS)
+	test -x $(TOOLS)/etcd || go build -C tests/infra/kubernetes -o $(TOOLS)/etcd go.etcd.io/etcd/server/v3
+	test -x $(TOOLS)/kube-apiserver || go build -C tests/infra/kubernetes -o $(TOOLS)/kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
+	$(BIN)/python -m tests.e2e.kubernetes_runs $(ARGS)
+
 .PHONY: cluster-faults
 cluster-faults: venv java warm ## executors of a real cluster killed while they write; ends with "N faults, 0 differences" (ARGS="job-1")
 	$(BIN)/python -m tests.e2e.cluster_faults $(ARGS)

@@ -34,7 +34,7 @@ from tests.sealed_queries.apps import Clicks
 from tests.sealed_queries.rig import KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
-from tests.servers.processes import list_children
+from tests.servers.processes import has_busy_worker, list_children
 from tests.servers.yarn import NARROW_QUEUE, YarnCluster, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
@@ -352,19 +352,11 @@ def _wait_for_busy_executor(run: Submitted) -> psutil.Process:
 
     def finds_one() -> bool:
         executors = run.rig.yarn.find_containers(EXECUTOR)
-        found[:] = [one for one in executors if _has_busy_worker(one)]
+        found[:] = [one for one in executors if has_busy_worker(one)]
         return bool(found)
 
     run.wait(finds_one, "an executor that computes")
     return found[0]
-
-
-def _has_busy_worker(executor: psutil.Process) -> bool:
-    """Whether a Python worker of an executor computes at this moment."""
-    with suppress(psutil.NoSuchProcess):
-        children = executor.children(recursive=True)
-        return any(child.status() == psutil.STATUS_RUNNING for child in children)
-    return False
 
 
 def stop(rig: Rig, mode: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from tests.servers.certificates import make_certificate
 from tidegate.checkpoints.s3_store import S3Settings
 from tidegate.infra.minio_server import MinioServer, ensure_minio, provision_bucket
 from tidegate.infra.provision import REGION, Credentials
@@ -91,7 +91,7 @@ def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
     It listens, and may still be starting.
     """
     server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
-    ca = _certificate(folder, folder / "minio-certs")
+    ca = make_certificate(folder, folder / "minio-certs")
     (folder / "data" / bucket).mkdir(parents=True)  # a folder is a bucket
     server.start_process()
     try:
@@ -102,26 +102,6 @@ def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
         yield CertifiedMinio(server, bucket, ca)
     finally:
         server.stop()
-
-
-def _certificate(folder: Path, certificates: Path) -> Path:
-    """A CA of our own, whose file it gives, and a key and certificate of its making for loopback."""
-    certificates.mkdir()
-    ca, key, asked = folder / "ca.pem", folder / "ca.key", folder / "server.csr"
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for command in (
-        f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ours -keyout {key} -out {ca}",
-        (
-            f"req -newkey rsa:2048 -nodes -subj /CN=minio -keyout {certificates / 'private.key'}"
-            f" -out {asked}"
-        ),
-        (
-            f"x509 -req -in {asked} -CA {ca} -CAkey {key} -CAcreateserial -days 2 -extfile"
-            f" {folder / 'names'} -out {certificates / 'public.crt'}"
-        ),
-    ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True, timeout=240)
-    return ca
 
 
 def _listens(port: int) -> bool:

@@ -27,6 +27,14 @@ def find_jvms(pid: int) -> list[psutil.Process]:
     return found
 
 
+def has_busy_worker(executor: psutil.Process) -> bool:
+    """Whether a Python worker of an executor computes at this moment."""
+    with suppress(psutil.NoSuchProcess):
+        children = executor.children(recursive=True)
+        return any(child.status() == psutil.STATUS_RUNNING for child in children)
+    return False
+
+
 def kill_jvms(pid: int) -> bool:
     """kill -9 of each; False if there was none."""
     jvms = find_jvms(pid)
