@@ -31,7 +31,13 @@ from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
 from tidegate.jobs.spec.spec_plan import PlanExit
-from tidegate.jobs.spec.user_code import allow_imports, collect_code, find_code_folder, write_code
+from tidegate.jobs.spec.user_code import (
+    allow_imports,
+    collect_code,
+    find_code_folder,
+    link_other_files,
+    write_code,
+)
 
 from .deploy_turn import DeployTurn
 from .startup import WORK_PREFIX, lock_folder
@@ -169,16 +175,5 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
     lock_folder(folder)  # if this process is killed, a later driver deletes the folder
     write_code(copy.code, folder)
     if is_equal:
-        _link_other_files(checkout, folder)
+        link_other_files(checkout, folder)
     return folder
-
-
-def _link_other_files(checkout: Path, folder: Path) -> None:
-    """Link what lies beside code in a checkout, such as data, to the same place beside its copy."""
-    for other in checkout.iterdir():
-        place = folder / other.name
-        if place.is_dir():
-            _link_other_files(other, place)
-        # What Python has compiled of the checkout must not be taken for the copy's.
-        elif not place.exists() and other.name != "__pycache__":
-            place.symlink_to(other)

@@ -5,7 +5,7 @@ tells it which files have the rows, and gets their state and the references of n
 
 A large batch of a reducer with keys is first folded by several tasks:
 
-1. The task that dispatches meets the batch, and ends without a result.
+1. The task that dispatches meets the batch, and ends. It keeps what reducers before this one gave.
 2. A job with a task for each group of keys: each task dispatches up to the reducer without writing
    anything, and folds the rows of its group.
 3. The least row at which any group stopped is where the whole batch stops. If there is one, the
@@ -14,10 +14,10 @@ A large batch of a reducer with keys is first folded by several tasks:
 4. The task that dispatches runs again, with the result of the groups.
 
 Keys are folded independently of each other, and each in order of positions; so the result is that
-of one fold.
+of one fold. All tasks must come to the same rows before the reducer: they compare a digest. If it
+differs, as by a predicate with chance in it, the reducer is paused at the first row of its batch.
 """
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,10 +32,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.rows.attempt_files import open_task_store
 from tidegate.jobs.rows.stored_partials import (
@@ -46,9 +46,11 @@ from tidegate.jobs.rows.stored_partials import (
 )
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.rows.unit_reading import TaskReport
+from tidegate.jobs.rules.duck_frame import compute_columns
+from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sinks.published_tables import read_positions
 from tidegate.jobs.spec.pipeline import PipelineSpec
-from tidegate.jobs.spec.user_code import collect_module_code, write_code
+from tidegate.jobs.spec.user_code import collect_module_code, link_other_files
 from tidegate.jobs.streams.dispatcher import DispatchRunner
 from tidegate.jobs.streams.reducers import (
     FoldedBatch,
@@ -58,6 +60,7 @@ from tidegate.jobs.streams.reducers import (
     build_states_table,
     fold_batch,
     fold_prepared_rows,
+    load_fold_function,
     parse_states_table,
     prepare_arguments,
 )
@@ -78,11 +81,12 @@ from tidegate.jobs.streams.row_history import (
 )
 from tidegate.jobs.streams.stream_state import ReducerStateStore
 
-from .errors import REDUCER_FAILED
+from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .python_tasks import count_tasks, prepare_worker
 from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
+    detect_large_results,
     detect_lost_executors,
     extract_cause,
     find_carried_error,
@@ -95,8 +99,19 @@ _log = structlog.get_logger("tidegate.driver")
 MIN_GROUPED_ROWS: Final = 50_000
 """Rows of a batch from which groups of keys pay: starting two more jobs costs about what one core
 folds in half a second."""
+_MOST_GROUPS: Final = 32
+"""Each group sends up to 64 KiB for each destination, and Spark bounds the sum."""
 _UNKNOWN_TASKS: Final = 4  # Spark Connect does not say how many tasks run at a time
+_OTHER_ROWS: Final = (
+    "not deterministic: the rows that it is given came out differently in another task,"
+    " so a predicate or a reducer before it depends on more than its rows"
+)
 _STATES = ":states"  # beside destinations, whose names have no colon
+
+
+_Digest = tuple[int, int]
+"""How many rows, and a hash of all."""
+_Tables = dict[str, bytes | StoredTable]
 
 
 @dataclass(frozen=True)
@@ -106,15 +121,12 @@ class _FoldedGroups:
     Attributes:
         tables: for each group, destination -> what it has sent, and its states.
         failure: where the batch stops.
+        digest: of the rows of the batch; None if the groups have seen different ones.
     """
 
-    tables: list[dict[str, bytes | StoredTable]]
+    tables: list[_Tables]
     failure: FoldFailure | None
-
-    def list_stored(self) -> list[StoredTable]:
-        """Return the tables that are in the store."""
-        tables = [table for group in self.tables for table in group.values()]
-        return [table for table in tables if isinstance(table, StoredTable)]
+    digest: _Digest | None
 
     def read_batch(self, store: Store) -> FoldedBatch:
         """Return the batch as one fold would have given it."""
@@ -140,10 +152,10 @@ class _StreamOrder:
     Attributes:
         store: address of the pipeline's store.
         located, last_time, time_before: of earlier epochs (`LocatedHistory`, `HistoryReader`).
-        code: the user's modules, where the task does not see those of the driver.
-        places: where the driver finds modules, if the task sees these.
-        grouped: reducer -> what groups have folded already.
+        code: the reducers' modules, as the driver has imported them, by their paths.
+        folders: where they and other files lie, if the task sees the driver's disk.
         least: rows of a batch that groups fold.
+        grouped: reducer -> what was folded already.
     """
 
     work: DispatchWork
@@ -151,8 +163,8 @@ class _StreamOrder:
     located: tuple[LocatedRows, ...]
     last_time: LocatedTime | None
     time_before: tuple[int, int | None]
-    code: Mapping[str, str]
-    places: tuple[str, ...]
+    code: Mapping[str, bytes]
+    folders: tuple[Path, ...]
     least: int
     grouped: Mapping[str, _FoldedGroups] = field(default_factory=dict)
 
@@ -170,11 +182,17 @@ class _GroupOrder:
 
 @dataclass
 class _StreamAnswer:
-    """What a task says of an epoch's rows; `large` is the reducer whose batch is for groups."""
+    """What a task says of an epoch's rows.
+
+    Attributes:
+        large: the reducer whose batch is for groups, and the rows of the batch.
+        earlier: what reducers before it gave.
+    """
 
     report: TaskReport | None = None
     done: DispatchedRows | None = None
-    large: str | None = None
+    large: tuple[str, int] | None = None
+    earlier: dict[str, _FoldedGroups] = field(default_factory=dict)
     time_before: tuple[int, int | None] = (0, None)
     error: TidegateError | None = None
 
@@ -184,8 +202,9 @@ class _GroupAnswer:
     """What a task says of one group of a batch."""
 
     group: int
-    tables: dict[str, bytes | StoredTable] = field(default_factory=dict)
+    tables: _Tables = field(default_factory=dict)
     failure: FoldFailure | None = None
+    digest: _Digest | None = None
     report: TaskReport | None = None
     error: TidegateError | None = None
 
@@ -203,7 +222,10 @@ class TaskDispatcher:
         history: locates rows of earlier epochs.
         here: dispatches an epoch without rows.
         least: rows of a batch that groups fold.
-        groups: how many; 0: as many tasks as run at a time, at least 2 (4 with Spark Connect).
+        groups: how many; 0: one for so many rows, at most as many as run at a time.
+
+    Raises:
+        ConfigurationError: tasks cannot import a reducer.
     """
 
     sessions: SparkSessions
@@ -215,10 +237,12 @@ class TaskDispatcher:
     groups: int = 0
 
     def __post_init__(self) -> None:
-        self._is_local = runs_on_one_host(self.spec.spark)
         functions = [one.function for one in self.spec.reducers.values() if one.function]
         modules = {function.partition(":")[0] for function in functions}
-        self._code = {} if self._is_local else collect_module_code(modules)
+        self._code, folders = collect_module_code(modules)
+        self._folders = tuple(folders) if runs_on_one_host(self.spec.spark) else ()
+        if functions:
+            self._require_reducers(functions)
 
     def __call__(self, work: DispatchWork) -> DispatchedRows:
         """Dispatch an epoch.
@@ -239,18 +263,18 @@ class TaskDispatcher:
             last_time=None if start is None else self.history.locate_last_time(start),
             time_before=self.history.reader.time_before,
             code=self._code,
-            places=tuple(sys.path) if self._is_local else (),
+            folders=self._folders,
             least=self.least,
         )
         try:
             while (answer := self._dispatch(order)).large is not None:
-                name = answer.large
-                order = replace(order, grouped={**order.grouped, name: self._fold(order, name)})
+                order = replace(order, grouped={**order.grouped, **answer.earlier})
+                name, rows = answer.large
+                folded = self._fold(order, name, rows)
+                order = replace(order, grouped={**order.grouped, name: folded})
         finally:
-            stored = [
-                t for one in order.grouped.values() for own in one.tables for t in own.values()
-            ]
-            delete_tables(self.store, [one for one in stored if isinstance(one, StoredTable)])
+            for one in order.grouped.values():
+                self._delete_stored(one.tables)
         self.history.reader.time_before = answer.time_before
         assert answer.done is not None  # noqa: S101 - it was not large
         note_footers(self.store, answer.done.footers)
@@ -263,9 +287,10 @@ class TaskDispatcher:
         self._log_tasks("streams", order, [(written, answer.report)])
         return answer  # type: ignore[no-any-return]
 
-    def _fold(self, order: _StreamOrder, name: str) -> _FoldedGroups:
-        """Have the batch of a reducer folded by groups of keys."""
-        groups = self.groups or max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
+    def _fold(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
+        """Have the batch of a reducer, of so many rows, folded by groups of keys."""
+        at_a_time = max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
+        groups = self.groups or min(at_a_time, rows // MIN_GROUPED_ROWS + 1, _MOST_GROUPS)
         stopped: FoldFailure | None = None
         while True:
             before = None if stopped is None else stopped.position
@@ -273,8 +298,11 @@ class TaskDispatcher:
             answers = sorted(self._run_job(fold_in_task, orders), key=lambda one: one.group)
             self._log_tasks("fold", order, [((), one.report) for one in answers])
             failures = [one.failure for one in answers if one.failure is not None]
+            tables = [one.tables for one in answers]
             if not failures:
-                return _FoldedGroups([one.tables for one in answers], stopped)
+                digests = {one.digest for one in answers}
+                return _FoldedGroups(tables, stopped, digests.pop() if len(digests) == 1 else None)
+            self._delete_stored(tables)
             # Groups do not know of each other's failures, so the rows before the first one are
             # folded again. Fewer rows may fail earlier only if a reducer is not deterministic.
             stopped = min(failures, key=lambda failure: failure.position)
@@ -284,13 +312,33 @@ class TaskDispatcher:
         try:
             answers = choose_runner(self.sessions.full).run_small_job(self.sessions, body, orders)
         except SPARK_ERRORS as error:
-            lost = detect_lost_executors("a reducer", error)
-            carried = find_carried_error(error)
-            raise carried or lost or REDUCER_FAILED(cause=extract_cause(error)) from error
+            name = self.spec.name
+            raise (
+                find_carried_error(error)
+                or detect_large_results(name, error)
+                or detect_lost_executors("the streams", error, pipeline=name)
+                or STREAMS_FAILED(pipeline=name, cause=extract_cause(error))
+            ) from error
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
         return answers
+
+    def _require_reducers(self, functions: list[str]) -> None:
+        """Have a task import the reducers, so that one that it cannot import ends the start."""
+        load = partial(load_in_task, self._code, self._folders)
+        runner, name = choose_runner(self.sessions.full), self.spec.name
+        try:
+            answers = runner.run_small_job(self.sessions, load, [functions])
+        except SPARK_ERRORS as error:
+            lost = detect_lost_executors("the streams", error, pipeline=name)
+            raise lost or STREAMS_FAILED(pipeline=name, cause=extract_cause(error)) from error
+        for function, cause in answers:
+            raise REDUCER_NOT_ON_HOSTS(pipeline=name, function=function, cause=cause)
+
+    def _delete_stored(self, tables: list[_Tables]) -> None:
+        found = [table for group in tables for table in group.values()]
+        delete_tables(self.store, [one for one in found if isinstance(one, StoredTable)])
 
     def _log_tasks(
         self, job: str, order: _StreamOrder, reports: Iterable[tuple[Iterable[Any], Any]]
@@ -314,11 +362,25 @@ class TaskDispatcher:
 
 
 class _LargeBatch(Exception):  # noqa: N818 - not an error: groups fold it
-    """The batch of a reducer is for groups."""
+    """The batch of a reducer is for groups: its name, and the rows of the batch."""
 
 
 class _GroupFolded(Exception):  # noqa: N818 - not an error: the task has what it was for
     """A group is folded."""
+
+
+def load_in_task(
+    code: Mapping[str, bytes], folders: tuple[Path, ...], orders: Iterable[list[str]]
+) -> Iterator[tuple[str, str]]:
+    """The body of a task that imports functions: each that it cannot import, and why not."""
+    prepare_worker()
+    _allow_code(code, folders)
+    for function in [function for order in orders for function in order]:
+        try:
+            load_fold_function(function)
+        # The module is user code, which may raise anything.
+        except Exception as error:
+            yield function, get_first_line(error)
 
 
 def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
@@ -326,14 +388,19 @@ def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
     prepare_worker()
     for order in orders:
         begun, answer = time.process_time(), _StreamAnswer()
+        folded: dict[str, tuple[Any, FoldedBatch]] = {}
         try:
-            _allow_code(order)
+            _allow_code(order.code, order.folders)
             reader = _open_reader(order)
-            run = partial(_fold_or_give_up, order)
+            run = partial(_fold_or_give_up, order, folded)
             answer.done = _open_dispatch(order, reader, run).dispatch_rows()
             answer.time_before = reader.time_before
         except _LargeBatch as large:
-            answer.large = str(large)
+            answer.large = large.args
+            answer.earlier = {
+                name: _FoldedGroups([_send(order, name, 0, batch)], batch.failure, _digest(rows))
+                for name, (rows, batch) in folded.items()
+            }
         except TidegateError as error:
             answer.error = error
         answer.report = TaskReport.measure_since(begun)
@@ -346,7 +413,7 @@ def fold_in_task(orders: Iterable[_GroupOrder]) -> Iterator[_GroupAnswer]:
     for order in orders:
         begun, answer = time.process_time(), _GroupAnswer(order.group)
         try:
-            _allow_code(order.order)
+            _allow_code(order.order.code, order.order.folders)
             run = partial(_fold_group, order, answer)
             _open_dispatch(order.order, _open_reader(order.order), run).dispatch_rows()
         except _GroupFolded:
@@ -380,15 +447,27 @@ def _open_states(url: str, _pipeline: str) -> ReducerStateStore:
 
 
 def _fold_or_give_up(
-    order: _StreamOrder, name: str, reducer: Reducer, rows: Any, states: ReducerStates
+    order: _StreamOrder,
+    folded: dict[str, tuple[Any, FoldedBatch]],
+    name: str,
+    reducer: Reducer,
+    rows: Any,
+    states: ReducerStates,
 ) -> FoldedBatch:
-    """Fold a batch, unless it is for groups, which may have folded it."""
+    """Fold a batch and note it in `folded`, unless it is for groups or was folded already."""
     if name in order.grouped:
-        return order.grouped[name].read_batch(open_task_store(order.store))
+        found = order.grouped[name]
+        if found.digest != _digest(rows):
+            first = rows.slice(0, 1).to_pylist()[0]
+            failure = FoldFailure(first["position"], first["_id"], _OTHER_ROWS)
+            return FoldedBatch(failure=failure)
+        return found.read_batch(open_task_store(order.store))
     # Without keys it is one sequence, which no second task can help with.
     if reducer.keys and rows.num_rows >= order.least:
-        raise _LargeBatch(name)
-    return fold_batch(reducer, rows, states)
+        raise _LargeBatch(name, rows.num_rows)
+    batch = fold_batch(reducer, rows, states)
+    folded[name] = (rows, batch)
+    return batch
 
 
 def _fold_group(
@@ -399,24 +478,37 @@ def _fold_group(
     rows: Any,
     states: ReducerStates,
 ) -> FoldedBatch:
-    """Fold the rows of one group; other reducers before it as they are folded without groups."""
+    """Fold the rows of one group; reducers before it are folded already."""
     if name != mine.name:
-        return _fold_or_give_up(mine.order, name, reducer, rows, states)
+        return _fold_or_give_up(mine.order, {}, name, reducer, rows, states)
+    answer.digest = _digest(rows)
     if mine.before is not None:
         rows = rows.filter(pc.less(rows["position"], mine.before))
     folded = prepare_arguments(reducer, rows) if rows.num_rows else FoldedBatch()
     if not isinstance(folded, FoldedBatch):
-        group_rows = folded.filter(pa.array(number_keys(rows, reducer) % mine.groups == mine.group))
+        groups = number_keys(rows, reducer) % mine.groups
+        group_rows = folded.filter(pa.array(groups == mine.group))
         folded = fold_prepared_rows(reducer, group_rows, states)
     answer.failure = folded.failure
     if folded.failure is None:
-        store, folders = open_task_store(mine.order.store), mine.order.work.folders
-        tables = {**folded.sent, _STATES: build_states_table(folded.states)}
-        answer.tables = {
-            to: send_table(store, folders, f"fold-{name}", mine.group, table)
-            for to, table in tables.items()
-        }
+        answer.tables = _send(mine.order, name, mine.group, folded)
     raise _GroupFolded
+
+
+def _send(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) -> _Tables:
+    """Return what a batch gave; large tables go by way of the store."""
+    store, folders = open_task_store(order.store), order.work.folders
+    tables = {**batch.sent, _STATES: build_states_table(batch.states)}
+    return {
+        to: send_table(store, folders, f"fold-{name}", group, table) for to, table in tables.items()
+    }
+
+
+def _digest(rows: Any) -> _Digest:
+    """Return the digest of the rows of a batch."""
+    names = ", ".join(map(quote_name, rows.column_names))
+    hashes = compute_columns(rows, f"hash({names}) AS h")["h"].to_numpy()
+    return rows.num_rows, int(np.bitwise_xor.reduce(hashes, initial=0))
 
 
 def number_keys(rows: Any, reducer: Reducer) -> Any:
@@ -438,18 +530,25 @@ def number_keys(rows: Any, reducer: Reducer) -> Any:
     return number_of[numbers]
 
 
-def _allow_code(order: _StreamOrder) -> None:
-    """Let the reducers' modules be imported in this worker."""
-    if TaskContext.get() is not None:
-        places = [*_unpack_code(tuple(sorted(order.code.items()))), *order.places]
-        sys.path.extend(place for place in places if place not in sys.path)
+def _allow_code(code: Mapping[str, bytes], folders: tuple[Path, ...]) -> None:
+    """Let the reducers' modules be imported in this worker, before others of their names."""
+    if code and TaskContext.get() is not None:
+        place = _unpack_code(tuple(sorted(code.items())), folders)
+        if place not in sys.path:
+            sys.path.insert(0, place)
 
 
 @cache
-def _unpack_code(code: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return the folder with these modules; none without modules."""
-    if not code:
-        return []
-    folder = mkdtemp(prefix=f"tidegate-code-{os.getpid()}-")
-    write_code(dict(code), Path(folder))
-    return [folder]
+def _unpack_code(code: tuple[tuple[str, bytes], ...], folders: tuple[Path, ...]) -> str:
+    """Return a folder with these modules, and links to the other files of some folders.
+
+    Spark deletes it with the executor.
+    """
+    place = Path(mkdtemp(prefix="tidegate-code-", dir=SparkFiles.getRootDirectory()))
+    for name, data in code:
+        file = place / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    for folder in folders:
+        link_other_files(folder, place)
+    return str(place)

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import SequenceMatcher
+from importlib import import_module
 from pathlib import Path
 
 from .job_spec import JobSpec, SupervisedSpec
@@ -44,9 +45,8 @@ def collect_code(spec: SupervisedSpec, spec_path: Path) -> dict[str, str]:
 def collect_module_code(modules: Iterable[str]) -> tuple[dict[str, bytes], list[Path]]:
     """Return the files of some modules, and of those that they import, by their paths.
 
-    The modules are imported already. Packages that are installed are left out, and what is no file
-    of Python, such as a compiled module. So are files that are not what this process has imported
-    under their name.
+    Packages that are installed are left out, and what is no file of Python, such as a compiled
+    module. So are files that are not what this process has imported under their name.
 
     Returns:
         The files, and the folders in which Python has found the modules.
@@ -54,7 +54,7 @@ def collect_module_code(modules: Iterable[str]) -> tuple[dict[str, bytes], list[
     files: dict[str, bytes] = {}
     folders: list[Path] = []
     for name in modules:
-        file = Path(getattr(sys.modules[name], "__file__", None) or "")
+        file = Path(getattr(import_module(name), "__file__", None) or "")
         if file.suffix != ".py" or _is_installed(file):
             continue
         folder = file.parents[name.count(".") + (file.name == "__init__.py")]
@@ -106,6 +106,17 @@ def write_code(code: Mapping[str, str], folder: Path) -> None:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
+
+
+def link_other_files(checkout: Path, folder: Path) -> None:
+    """Link what lies beside code in a checkout, such as data, to the same place beside its copy."""
+    for other in checkout.iterdir():
+        place = folder / other.name
+        if place.is_dir():
+            link_other_files(other, place)
+        # What Python has compiled of the checkout must not be taken for the copy's.
+        elif not place.exists() and other.name != "__pycache__":
+            place.symlink_to(other)
 
 
 def _list_imported_files(spec: SupervisedSpec, folder: Path) -> set[Path]:

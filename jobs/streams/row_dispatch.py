@@ -25,7 +25,7 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import name_stream_rejections
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.arrow_tables import conform_to_schema, to_arrow_type
+from tidegate.jobs.engine.arrow_tables import conform_to_schema, read_parquet_object, to_arrow_type
 from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.interfaces import TableFiles
 from tidegate.jobs.rules.duck_frame import compute_columns
@@ -55,7 +55,6 @@ from .stream_rows import (
     find_root_source,
     merge_by_stamp,
     read_arrivals,
-    read_parquet_files,
     release_below,
     to_event_rows,
 )
@@ -288,7 +287,7 @@ class RowDispatch:
 
     def _read_file_below(self, file: FileRef, end: int) -> Any:
         """Return the rows of a file below a position, the only ones that stay in memory."""
-        table = read_parquet_files(self.store, [file])
+        table = read_parquet_object(self.store, file.key, file.sha256)
         return table.filter(pc.less(table["position"], end))
 
     # 2. appending

@@ -51,7 +51,7 @@ from tidegate.jobs.sinks.output_tables import (
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spec_masks import mask_secrets
 from tidegate.jobs.splice import tables_at_head
-from tidegate.jobs.streams import stream_rows
+from tidegate.jobs.streams import row_dispatch, stream_rows
 
 _PLAIN = 2  # marshal's format without references: equal rows give equal bytes
 _LIST = b"["  # how marshalled rows begin
@@ -350,7 +350,7 @@ _SHORTCUTS: tuple[tuple[object, str, object], ...] = (
     (pq, "read_metadata", _read_metadata),
     *(
         (module, "read_parquet_object", _read_arrow_object)
-        for module in (arrow_tables, stream_rows, tables_at_head)
+        for module in (arrow_tables, row_dispatch, stream_rows, tables_at_head)
     ),
     (tables_at_head, "build_checkpoint_rows", _build_checkpoint_table),
     (slot_log, "parse_record", _RECORD),

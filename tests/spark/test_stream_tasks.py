@@ -5,6 +5,7 @@ Whatever the rows, the keys and the states, the result is that of the dispatcher
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, spec_of
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.errors import ConfigurationError
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
@@ -289,6 +291,108 @@ def test_small_batches_and_reducers_without_keys_are_folded_by_one_task(
             play(world, [[("a", 0.0, 1), ("b", 0.0, 2)]])
         jobs.append([one["job"] for one in logged if one["event"] == "tasks_finished"])
     assert jobs == [["streams"], ["streams", "fold", "streams"], ["streams"]]
+
+
+MODULE = """\
+from pathlib import Path
+
+FACTOR = int((Path(__file__).parent / "factor.txt").read_text())
+
+
+def multiply(state, event, index):
+    return state, [{"v": event["v"] * FACTOR}]
+"""
+
+
+def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineSpec:
+    """A reducer in a module of its own, with data beside it."""
+    name = f"rates_{uuid4().hex[:8]}"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(MODULE)
+    (folder / "factor.txt").write_text("2")
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.import_module(name)
+    return keyed_spec(
+        streams={"d": {"schema": {"v": "long"}}},
+        reducers={"r": {"from": "events", "to": "d", "function": f"{name}:multiply"}},
+    )
+
+
+def test_tasks_run_the_code_that_the_driver_has_imported(
+    in_tasks: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes meanwhile counts from the next start on."""
+    spec = write_module(tmp_path / "code", monkeypatch)
+    world = World(spec, LocalStore(tmp_path / "store"), in_tasks)
+    [module] = (tmp_path / "code").glob("*.py")
+    module.write_text("raise ImportError('half written')")
+    play(world, [[("a", 0.0, 3)]])
+    assert world.values("d") == [6]
+
+
+def test_a_reducer_that_tasks_cannot_import_ends_the_start(
+    in_tasks: MakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the module reads a file that is on the driver's host only."""
+    spec = write_module(tmp_path / "code", monkeypatch)
+    (tmp_path / "code" / "factor.txt").unlink()
+    with pytest.raises(
+        ConfigurationError, match=r"cannot import the reducer .*factor\.txt"
+    ) as failed:
+        World(spec, LocalStore(tmp_path / "store"), in_tasks)
+    assert failed.value.code == "spark.reducer_not_on_hosts"
+
+
+def test_groups_that_come_to_other_rows_pause_the_reducer(
+    in_tasks: MakeRunner, tmp_path: Path
+) -> None:
+    """Otherwise rows would be lost between the groups, and others be in two."""
+    spec = keyed_spec(
+        streams={"some": {}, "d": {"schema": {"v": "long"}}},
+        pipes={"p": {"from": "events", "to": "some", "where": "random() < 0.5"}},
+        reducers={
+            "r": {
+                "from": "some",
+                "to": "d",
+                "function": "tests.streams.folds:totals",
+                "initial": 0,
+                "keys": ("k",),
+            }
+        },
+    )
+    world = World(spec, LocalStore(tmp_path), in_tasks)
+    play(world, [[("a", 0.0, 1)] * 100])
+    state = world.state().attachments["r"]
+    assert (state.status, state.cursor, world.values("d")) == ("paused", 0, [])
+    assert state.failure is not None
+    assert "came out differently in another task" in state.failure["error"]
+
+
+def test_a_reducer_behind_another_is_folded_once_for_all_groups(
+    in_tasks: MakeRunner, tmp_path: Path
+) -> None:
+    """What reducers before a large batch gave is kept for its groups, states included."""
+    spec = keyed_spec(
+        streams={"mid": {"schema": {"v": "long"}}, "d": {"schema": {"v": "long"}}},
+        reducers={
+            "all": {
+                "from": "events",
+                "to": "mid",
+                "function": "tests.streams.folds:totals",
+                "initial": 0,
+            },
+            "each": {
+                "from": "mid",
+                "to": "d",
+                "function": "tests.streams.folds:totals",
+                "initial": 0,
+                "keys": ("v",),
+            },
+        },
+    )
+    batches: list[Rows] = [[("a", 0.0, v) for v in (1, 2, 3)], [("b", 1.0, v) for v in (4, 5)]]
+    found = play(World(spec, LocalStore(tmp_path), in_tasks), batches)
+    assert found == play(World(spec), batches)
 
 
 def test_keys_that_a_fold_takes_for_one_are_in_one_group() -> None:

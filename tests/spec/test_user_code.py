@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tidegate.jobs.spec.loader import load_any_spec
-from tidegate.jobs.spec.user_code import collect_code, find_code_folder, find_script, write_code
+from tidegate.jobs.spec.user_code import (
+    collect_code,
+    collect_module_code,
+    find_code_folder,
+    find_script,
+    write_code,
+)
 
 JOB = "apiVersion: tidegate/v1\nkind: job\nname: j\napp: apps/count.py\n"
 PIPELINE = """\
@@ -58,3 +66,20 @@ def test_a_pipeline_brings_the_modules_of_its_reducers(tmp_path: Path) -> None:
     found = collect_code(spec, tmp_path / "p.yaml")
     assert sorted(found) == ["folds/__init__.py", "folds/base.py", "folds/sums.py"]
     assert find_code_folder(spec, tmp_path / "p.yaml") == tmp_path
+
+
+def test_the_code_of_a_module_is_what_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in another encoding. Modules that the standard library hides, and packages, are not."""
+    (tmp_path / "shop_sums.py").write_bytes(
+        "# -*- coding: latin-1 -*-\nimport json\nimport shop_rates\nNAME = 'é'\n".encode("latin-1")
+    )
+    (tmp_path / "shop_rates.py").write_text("import pytest\n")
+    (tmp_path / "json.py").write_text("raise ImportError('hidden by the library')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files, folders = collect_module_code(["shop_sums", "itertools", "pytest"])
+    assert files.keys() == {"shop_sums.py", "shop_rates.py"}
+    assert folders == [tmp_path]
+    (tmp_path / "shop-1.0.dist-info").mkdir()
+    assert collect_module_code(["shop_sums"]) == ({}, [])
