@@ -81,7 +81,7 @@ class Rig:
     yarn: YarnCluster
     minio: RealMinio
     folder: Path
-    objects: int = 7
+    objects: int = 10
     submitted: list[LaunchedDriver] = field(default_factory=list)
 
     @property
