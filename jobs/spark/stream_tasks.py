@@ -267,10 +267,10 @@ class TaskDispatcher:
             least=self.least,
         )
         try:
-            while (answer := self._dispatch(order)).large is not None:
+            while (answer := self._move_rows(order)).large is not None:
                 order = replace(order, grouped={**order.grouped, **answer.earlier})
                 name, rows = answer.large
-                folded = self._fold(order, name, rows)
+                folded = self._fold_in_groups(order, name, rows)
                 order = replace(order, grouped={**order.grouped, name: folded})
         finally:
             for one in order.grouped.values():
@@ -280,14 +280,14 @@ class TaskDispatcher:
         note_footers(self.store, answer.done.footers)
         return answer.done
 
-    def _dispatch(self, order: _StreamOrder) -> _StreamAnswer:
-        [answer] = self._run_job(dispatch_in_task, [order])
+    def _move_rows(self, order: _StreamOrder) -> _StreamAnswer:
+        [answer] = self._run_job(move_rows_in_task, [order])
         files = answer.done.files.values() if answer.done else ()
         written = [ref for own in files for ref in own]
         self._log_tasks("streams", order, [(written, answer.report)])
         return answer  # type: ignore[no-any-return]
 
-    def _fold(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
+    def _fold_in_groups(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
         """Have the batch of a reducer, of so many rows, folded by groups of keys."""
         at_a_time = max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
         groups = self.groups or min(at_a_time, rows // MIN_GROUPED_ROWS + 1, _MOST_GROUPS)
@@ -383,7 +383,7 @@ def load_in_task(
             yield function, get_first_line(error)
 
 
-def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
+def move_rows_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
     """The body of a task that dispatches the rows of an epoch."""
     prepare_worker()
     for order in orders:
@@ -398,7 +398,9 @@ def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
         except _LargeBatch as large:
             answer.large = large.args
             answer.earlier = {
-                name: _FoldedGroups([_send(order, name, 0, batch)], batch.failure, _digest(rows))
+                name: _FoldedGroups(
+                    [_send_batch(order, name, 0, batch)], batch.failure, _compute_digest(rows)
+                )
                 for name, (rows, batch) in folded.items()
             }
         except TidegateError as error:
@@ -457,7 +459,7 @@ def _fold_or_give_up(
     """Fold a batch and note it in `folded`, unless it is for groups or was folded already."""
     if name in order.grouped:
         found = order.grouped[name]
-        if found.digest != _digest(rows):
+        if found.digest != _compute_digest(rows):
             first = rows.slice(0, 1).to_pylist()[0]
             failure = FoldFailure(first["position"], first["_id"], _OTHER_ROWS)
             return FoldedBatch(failure=failure)
@@ -481,21 +483,21 @@ def _fold_group(
     """Fold the rows of one group; reducers before it are folded already."""
     if name != mine.name:
         return _fold_or_give_up(mine.order, {}, name, reducer, rows, states)
-    answer.digest = _digest(rows)
+    answer.digest = _compute_digest(rows)
     if mine.before is not None:
         rows = rows.filter(pc.less(rows["position"], mine.before))
     folded = prepare_arguments(reducer, rows) if rows.num_rows else FoldedBatch()
     if not isinstance(folded, FoldedBatch):
-        groups = number_keys(rows, reducer) % mine.groups
+        groups = assign_key_numbers(rows, reducer) % mine.groups
         group_rows = folded.filter(pa.array(groups == mine.group))
         folded = fold_prepared_rows(reducer, group_rows, states)
     answer.failure = folded.failure
     if folded.failure is None:
-        answer.tables = _send(mine.order, name, mine.group, folded)
+        answer.tables = _send_batch(mine.order, name, mine.group, folded)
     raise _GroupFolded
 
 
-def _send(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) -> _Tables:
+def _send_batch(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) -> _Tables:
     """Return what a batch gave; large tables go by way of the store."""
     store, folders = open_task_store(order.store), order.work.folders
     tables = {**batch.sent, _STATES: build_states_table(batch.states)}
@@ -504,14 +506,14 @@ def _send(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) -> _Ta
     }
 
 
-def _digest(rows: Any) -> _Digest:
+def _compute_digest(rows: Any) -> _Digest:
     """Return the digest of the rows of a batch."""
     names = ", ".join(map(quote_name, rows.column_names))
     hashes = compute_columns(rows, f"hash({names}) AS h")["h"].to_numpy()
     return rows.num_rows, int(np.bitwise_xor.reduce(hashes, initial=0))
 
 
-def number_keys(rows: Any, reducer: Reducer) -> Any:
+def assign_key_numbers(rows: Any, reducer: Reducer) -> Any:
     """Return the number of each row's key, an int64 array.
 
     Values that are one key for the fold are one here: 0.0 and -0.0 are equal, and NaN has one text.
@@ -533,13 +535,13 @@ def number_keys(rows: Any, reducer: Reducer) -> Any:
 def _allow_code(code: Mapping[str, bytes], folders: tuple[Path, ...]) -> None:
     """Let the reducers' modules be imported in this worker, before others of their names."""
     if code and TaskContext.get() is not None:
-        place = _unpack_code(tuple(sorted(code.items())), folders)
+        place = _write_code(tuple(sorted(code.items())), folders)
         if place not in sys.path:
             sys.path.insert(0, place)
 
 
 @cache
-def _unpack_code(code: tuple[tuple[str, bytes], ...], folders: tuple[Path, ...]) -> str:
+def _write_code(code: tuple[tuple[str, bytes], ...], folders: tuple[Path, ...]) -> str:
     """Return a folder with these modules, and links to the other files of some folders.
 
     Spark deletes it with the executor.

@@ -45,8 +45,8 @@ def collect_code(spec: SupervisedSpec, spec_path: Path) -> dict[str, str]:
 def collect_module_code(modules: Iterable[str]) -> tuple[dict[str, bytes], list[Path]]:
     """Return the files of some modules, and of those that they import, by their paths.
 
-    Packages that are installed are left out, and what is no file of Python, such as a compiled
-    module. So are files that are not what this process has imported under their name.
+    Packages that are installed are left out, and modules without Python source, such as compiled
+    ones. So are files that are not what this process has imported under their name.
 
     Returns:
         The files, and the folders in which Python has found the modules.

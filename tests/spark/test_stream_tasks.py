@@ -397,13 +397,13 @@ def test_a_reducer_behind_another_is_folded_once_for_all_groups(
 
 def test_keys_that_a_fold_takes_for_one_are_in_one_group() -> None:
     """Zeros are equal; each NaN differs from itself, but has the text of the others."""
-    from tidegate.jobs.spark.stream_tasks import number_keys
+    from tidegate.jobs.spark.stream_tasks import assign_key_numbers
 
     table = pa.table(
         {"x": [0.0, float("nan"), -0.0, 1.5, None, -float("nan"), None], "k": list("aaaaaab")}
     )
     reducer = Reducer("tests.streams.folds:totals", ("x", "k"), 0, {"d": {"v": "long"}})
-    numbers = number_keys(table, reducer)
+    numbers = assign_key_numbers(table, reducer)
     assert numbers[0] == numbers[2]
     assert numbers[1] == numbers[5]
     assert len(np.unique(numbers)) == 5
