@@ -100,9 +100,10 @@ def list_pipelines() -> list[Pipeline]:
         partial(fill_generated, rows=ROWS, files=2),
         partial(fill_generated, rows=40, files=1),
     )
+    counted = {"key": "int", "n": "long"}
     streams = build_default_fields(
         "streams",
-        streams={"high": {}, "totals": {"schema": {"key": "int", "n": "long"}}},
+        streams={"high": {}, "totals": {"schema": counted}, "counts": {"schema": counted}},
         pipes={"pick": {"from": "events", "to": "high", "where": "value > 0.5"}},
         reducers={
             "sum": {
@@ -110,7 +111,14 @@ def list_pipelines() -> list[Pipeline]:
                 "to": "totals",
                 "keys": ["key"],
                 "aggregates": {"n": "count(*)"},
-            }
+            },
+            "count": {
+                "from": "high",
+                "to": "counts",
+                "keys": ["key"],
+                "function": "tests.rows_on_spark.reducers:count_rows",
+                "initial": 0,
+            },
         },
     )
     only_spark = build_default_fields("only_spark")
