@@ -306,12 +306,13 @@ class LocalStore:
 
 def find_file(path: Path) -> Path:
     """Return a path, or if nothing is there, that of the file whose name is escaped in it."""
-    if "%" not in str(path) or path.exists():
+    if "%" not in str(path) or os.path.exists(path):
         return path
     found = Path(path.anchor)
     for part in path.parts[1:]:
         name = os.fsdecode(unquote_to_bytes(part))
-        found /= part if (found / part).exists() or not _is_odd(name) else name
+        is_escaped = _is_odd(name) and not {"/", "\0"} & {*name}  # no file has these in its name
+        found /= name if is_escaped and not os.path.exists(found / part) else part
     return found
 
 

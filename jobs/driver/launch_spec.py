@@ -10,6 +10,7 @@ from pathlib import Path
 
 import structlog
 
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import plan_against_log
 from tidegate.checkpoints.deployed_specs import (
     Deploy,
@@ -144,9 +145,8 @@ def _deploy_automatically(
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
         return deployed
-    earlier = (deployed.current, *deployed.past)
-    ran_before = any(one is not None and one.digest == copy.digest for one in earlier)
-    if find_pinned_commit(path) and ran_before:
+    pinned = find_pinned_commit(path)
+    if pinned and _has_run_before(store, file.name, copy, pinned, deployed):
         # A long run keeps its commit. A newer one that was deployed since must not be undone.
         return deployed
     if not isinstance(file, JobSpec):
@@ -156,6 +156,17 @@ def _deploy_automatically(
             return deployed
     why, commit = "supervision.deploy: auto", find_commit(path)
     return start_deploy(store, file.name, copy, who="the spec", why=why, commit=commit)
+
+
+def _has_run_before(
+    store: Store, pipeline: str, copy: SpecCopy, pinned: str, deployed: DeployedDocument
+) -> bool:
+    """Whether drivers have run this spec and code, or its commit under another version's digest."""
+    key = BucketLayout(pipeline).spec_copy_key(copy.digest)
+    if store.stat(key) is not None:
+        return True
+    earlier = (deployed.current, *deployed.past)
+    return any(one is not None and one.commit == pinned[:12] for one in earlier)
 
 
 def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
@@ -168,12 +179,14 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
         checkout: the folder with the code of the file.
         is_equal: both have the same code, so that it finds the other files of the checkout.
     """
-    if not copy.code:
+    # The script of a job may write beside itself.
+    is_job = isinstance(copy.parse_spec(), JobSpec)
+    if not copy.code or (is_job and is_equal):
         return checkout
     folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock_folder(folder)  # if this process is killed, a later driver deletes the folder
     write_code(copy.code, folder)
     if is_equal:
-        link_other_files(checkout, folder)
+        link_other_files(checkout, folder, with_modules=True)
     return folder

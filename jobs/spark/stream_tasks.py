@@ -18,6 +18,8 @@ of one fold. All tasks must come to the same rows before the reducer: they compa
 differs, as by a predicate with chance in it, the reducer is paused at the first row of its batch.
 """
 
+import hashlib
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -544,13 +546,23 @@ def _allow_code(code: Mapping[str, bytes], folders: tuple[Path, ...]) -> None:
 def _write_code(code: tuple[tuple[str, bytes], ...], folders: tuple[Path, ...]) -> str:
     """Return a folder with these modules, and links to the other files of some folders.
 
-    Spark deletes it with the executor.
+    It lies among the files of the executor's application, and is the same for all its workers.
+    Modules that were not sent are not linked, so that they hide none that is installed.
     """
-    place = Path(mkdtemp(prefix="tidegate-code-", dir=SparkFiles.getRootDirectory()))
+    root = Path(SparkFiles.getRootDirectory())
+    digest = hashlib.sha256(repr((code, folders)).encode()).hexdigest()
+    place = root / f"tidegate-code-{digest[:16]}"
+    if place.is_dir():
+        return str(place)
+    written = Path(mkdtemp(prefix="tidegate-", dir=root))
     for name, data in code:
-        file = place / name
+        file = written / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     for folder in folders:
-        link_other_files(folder, place)
+        link_other_files(folder, written, with_modules=False)
+    try:
+        written.rename(place)
+    except OSError:  # another worker was first
+        shutil.rmtree(written, ignore_errors=True)
     return str(place)

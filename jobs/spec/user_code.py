@@ -58,7 +58,10 @@ def collect_module_code(modules: Iterable[str]) -> tuple[dict[str, bytes], list[
         if file.suffix != ".py" or _is_installed(file):
             continue
         folder = file.parents[name.count(".") + (file.name == "__init__.py")]
-        folders.append(folder)
+        if any(folder.glob("*.dist-info")):  # of `pip install --target`
+            continue
+        if folder not in folders:
+            folders.append(folder)
         for own in sorted(_follow_imports(folder, _find_module_files(folder, name))):
             path = own.relative_to(folder)
             parts = path.parts[:-1] if own.name == "__init__.py" else path.with_suffix("").parts
@@ -73,11 +76,7 @@ def _is_installed(file: Path) -> bool:
     """Whether a file belongs to Python or to a package that was installed."""
     if any(file.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")):
         return True
-    folders = (folder for folder in file.parents if folder.name)
-    return any(
-        folder.name in ("site-packages", "dist-packages") or any(folder.glob("*.dist-info"))
-        for folder in folders
-    )
+    return any(folder.name in ("site-packages", "dist-packages") for folder in file.parents)
 
 
 def describe_code_change(before: str | None, after: str | None) -> str:
@@ -108,14 +107,27 @@ def write_code(code: Mapping[str, str], folder: Path) -> None:
         file.write_text(text, "utf-8")
 
 
-def link_other_files(checkout: Path, folder: Path) -> None:
-    """Link what lies beside code in a checkout, such as data, to the same place beside its copy."""
-    for other in checkout.iterdir():
+def link_other_files(checkout: Path, folder: Path, *, with_modules: bool) -> None:
+    """Link what lies beside code in a checkout, such as data, to the same place beside its copy.
+
+    Args:
+        checkout: the folder with the code. It may have gone.
+        folder: with the copy.
+        with_modules: link modules and packages at the top of the folder too.
+    """
+    try:
+        others = list(checkout.iterdir())
+    except OSError:
+        return
+    for other in others:
         place = folder / other.name
-        if place.is_dir():
-            link_other_files(other, place)
+        is_module = other.suffix == ".py" or (other / "__init__.py").is_file()
+        if place.is_dir() and not place.is_symlink():
+            link_other_files(other, place, with_modules=True)
+        elif os.path.lexists(place) or (is_module and not with_modules):
+            continue
         # What Python has compiled of the checkout must not be taken for the copy's.
-        elif not place.exists() and other.name != "__pycache__":
+        elif other.name != "__pycache__":
             place.symlink_to(other)
 
 

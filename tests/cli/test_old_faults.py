@@ -158,6 +158,12 @@ def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
     assert [one.key for one in store.list_objects("inbox/", start_after=escaped[0])] == escaped[1:]
     assert store.list_folders("inbox/") == ["c-%E9"]
     assert [store.get(key).data for key in escaped] == [b"b-\xe9.json", b"c-\xe9/\\d.json"]
+    long = b"\xe9" * 100  # its key is longer than a name may be
+    with open(os.path.join(inbox, long), "wb") as file:
+        file.write(long)
+    assert store.get(f"inbox/{'%E9' * 100}").data == long
+    assert len(list(store.list_objects("inbox/"))) == 4
+    assert [store.stat(key) for key in ("inbox/a%00%E9", "inbox/..%2Fa%E9")] == [None, None]
     store.put(escaped[0], b"another")
     with pytest.raises(ConfigurationError, match=r"inbox/b-%E9\.json"):
         list(store.list_objects("inbox/"))

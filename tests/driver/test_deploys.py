@@ -186,23 +186,52 @@ def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
 
 
 def test_a_job_runs_its_sealed_script(place: Place) -> None:
-    """Its driver reads the copy, from the first launch on, so that a checkout may change or go."""
+    """In place, where it may write beside itself, while the checkout equals the copy."""
     file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
     file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
     script.write_text("import lib.helper\n")
-    helper, query = script.parent / "lib/helper.py", script.parent / "lib/query.sql"
+    helper = script.parent / "lib/helper.py"
     helper.parent.mkdir()
     helper.write_text("x = 1\n")
-    query.write_text("SELECT 1\n")
     first = choose_launch_spec(file, place.store)
     first.turn.begin(place.store)
     first.turn.confirm(place.store)
     second = choose_launch_spec(file, place.store)
-    for launch in (first, second):
-        assert lock_folder(launch.folder) is None  # other drivers leave it alone
-        assert (launch.folder / "lib/query.sql").read_text() == "SELECT 1\n"
+    assert first.folder == second.folder == script.parent
     helper.write_text("x = 2\n")
-    for launch in (first, second, choose_launch_spec(file, place.store)):
-        assert isinstance(launch.spec, JobSpec)
-        assert launch.script.read_text() == "import lib.helper\n"
-        assert (launch.folder / "lib/helper.py").read_text() == "x = 1\n"
+    third = choose_launch_spec(file, place.store)
+    assert isinstance(third.spec, JobSpec)
+    assert lock_folder(third.folder) is None  # other drivers leave it alone
+    assert third.script.read_text() == "import lib.helper\n"
+    assert (third.folder / "lib/helper.py").read_text() == "x = 1\n"
+
+
+def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
+    """From the first launch on, so that a checkout may change or go. Data beside it is found."""
+    reducer = "{from: events, to: d, function: 'lib.sums:fold'}"
+    graph = f"streams: {{d: {{schema: {{v: long}}}}}}\nreducers: {{r: {reducer}}}\n"
+    place.file.write_text(SPEC + graph)
+    module, rates = place.file.parent / "lib/sums.py", place.file.parent / "lib/rates.csv"
+    module.parent.mkdir()
+    module.write_text("x = 1\n")
+    rates.write_text("EUR,1\n")
+    (module.parent / "gone").symlink_to("nowhere")
+    first = choose_launch_spec(place.file, place.store)
+    assert lock_folder(first.folder) is None  # other drivers leave it alone
+    assert (first.folder / "lib/rates.csv").read_text() == "EUR,1\n"
+    module.write_text("x = 2\n")
+    assert (first.folder / "lib/sums.py").read_text() == "x = 1\n"
+
+
+def test_a_pinned_commit_stays_older_after_many_deploys(place: Place) -> None:
+    """The history of deploys is bounded; what was deployed once is kept as a copy."""
+    auto = "supervision: {deploy: auto}\n"
+    pinned = place.file.parent / "versions" / ("a" * 40) / "p.yaml"
+    pinned.parent.mkdir(parents=True)
+    pinned.write_text(SPEC + auto)
+    place.file.write_text(SPEC + auto)
+    place.run()
+    for number in range(2, 25):
+        place.deploy(NEW.replace("2s", f"{number}s") + auto)
+        place.run()
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 24

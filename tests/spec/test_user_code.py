@@ -12,6 +12,7 @@ from tidegate.jobs.spec.user_code import (
     collect_module_code,
     find_code_folder,
     find_script,
+    link_other_files,
     write_code,
 )
 
@@ -83,3 +84,21 @@ def test_the_code_of_a_module_is_what_was_imported(
     assert folders == [tmp_path]
     (tmp_path / "shop-1.0.dist-info").mkdir()
     assert collect_module_code(["shop_sums"]) == ({}, [])
+
+
+def test_other_files_are_linked_once_and_hide_no_module(tmp_path: Path) -> None:
+    """Two modules of one folder, links that lead nowhere or in a circle, and a folder that went."""
+    checkout, copy = tmp_path / "checkout", tmp_path / "copy"
+    make_files(checkout, {"data/rates.csv": "EUR,1", "calendar.py": "", "pandas/__init__.py": ""})
+    make_files(checkout, {"shop/sums.py": "", "shop/rates.csv": "", "shop/more.py": ""})
+    make_files(copy, {"shop/sums.py": ""})
+    (checkout / "lost").symlink_to("nowhere")
+    (checkout / "data/loop").symlink_to("..")
+    for _ in range(2):
+        link_other_files(checkout, copy, with_modules=False)
+    link_other_files(tmp_path / "gone", copy, with_modules=False)
+    assert (copy / "data/rates.csv").read_text() == "EUR,1"
+    assert {file.name for file in copy.iterdir()} == {"data", "lost", "shop"}
+    assert {file.name for file in (copy / "shop").iterdir()} == {"sums.py", "rates.csv", "more.py"}
+    link_other_files(checkout, copy, with_modules=True)
+    assert (copy / "calendar.py").is_symlink()
