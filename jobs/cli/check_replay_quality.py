@@ -124,7 +124,7 @@ def _replay_in_scratch_store(
         try:
             dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
             ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
-            return replay_epoch(spec, epoch, parent, ports, overlay, scratch)
+            return replay_epoch(spec, epoch, parent, ports, sealed, scratch)
         finally:
             mover.close()
 

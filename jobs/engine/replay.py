@@ -77,7 +77,8 @@ def replay_epoch(
         parent: the epoch or merge before it on its lineage; None for the first.
         ports: these read inputs and segments from `sealed` and write to `scratch`. Sources are not
             asked; a dispatcher is needed if the spec has streams.
-        sealed: where the pipeline lies.
+        sealed: where the pipeline lies. It must not show what is written to `scratch`: files of the
+            driver have the same keys in both.
         scratch: where rows are written.
 
     Raises:

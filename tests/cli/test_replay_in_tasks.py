@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tidegate.checkpoints.local_store import LocalStore
@@ -59,3 +60,34 @@ def test_rows_that_waited_are_read_below_the_temporary_store(
     assert checked > 2
     assert sorted(path for path in (tmp_path / "store").rglob("*")) == before
     assert set(sessions) == {"local[2]"}
+
+
+def test_rows_that_the_driver_wrote_are_compared_with_the_sealed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files have the same keys in both stores, so each was compared with itself."""
+    monkeypatch.setattr(mover, "open_session", lambda _: LocalSession())
+    store, file = LocalStore(tmp_path / "store"), tmp_path / "p.yaml"
+    file.write_text(
+        "apiVersion: tidegate/v1\nname: p\n"
+        "sources: {a: {path: in, format: json, event_time: t, lag: 5s,"
+        " schema: {t: timestamp, kind: string, n: long},"
+        " barriers: {kind: kind, types: [cut], id: n}}}\n"
+    )
+    lines = [f'{{"t": "2026-01-01T00:00:0{n}Z", "kind": "cut", "n": {n}}}' for n in (1, 2)]
+    store.put("in/a.json", "\n".join(lines).encode())
+    run_until_end(load_spec(file), RunOptions(store.url, ends_input=True))
+    log = SlotLog(store, "p")
+    slot = next(
+        filled.epoch.slot
+        for filled in log.epochs_between(0, 1, log.head().slot)
+        if "barriers" in filled.epoch.files
+    )
+    sealed, parent = _read_epoch_and_parent(log, slot)
+    assert _replay_in_scratch_store(load_spec(file), sealed, parent, store).is_equal
+    [barriers] = sealed.files["barriers"]
+    path = store.local_path(barriers.key)
+    assert path is not None
+    pq.write_table(pq.read_table(path).slice(1), path)
+    result = _replay_in_scratch_store(load_spec(file), sealed, parent, store)
+    assert result.tables["barriers"][2] == 1

@@ -41,6 +41,7 @@ from tidegate.expectations.gx_runner import run_suites
 from tidegate.jobs.driver.pipeline_run import make_dispatcher
 from tidegate.jobs.engine.epoch_engine import EpochPorts
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
+from tidegate.jobs.engine.manifest_writer import DISPATCHER_KINDS
 from tidegate.jobs.engine.replay import replay_epoch
 from tidegate.jobs.sinks.exactness_audit import audit_exactness
 from tidegate.jobs.sinks.output_tables import DriverTables, build_table_schema
@@ -117,11 +118,13 @@ def compare_with_oracle(
     head = log.head()
     for filled in log.epochs_between(head.timeline, 1, head.slot):
         epoch = filled.epoch
-        # The rows that wait and the windows that are open are the oracle's own.
-        before = parent and parent.model_copy(update={"segments": mover.segments})
+        # The rows that wait and the windows that are open are the oracle's own. What reducers and
+        # buffers keep is that of the pipeline.
+        kept = [s for s in parent.segments if s.kind.startswith(DISPATCHER_KINDS)] if parent else []
+        before = parent and parent.model_copy(update={"segments": [*mover.segments, *kept]})
         dispatch = make_dispatcher(spec, overlay, SlotLog(overlay, spec.name), mover, parent)
         ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
-        result = replay_epoch(spec, epoch, before, ports, overlay, scratch)
+        result = replay_epoch(spec, epoch, before, ports, sealed, scratch)
         found += [f"epoch {epoch.slot}: decided {name}" for name in result.decided_differently]
         found += [
             f"epoch {epoch.slot}: {table} has {rows} rows, the oracle {others}, {differ} differ"

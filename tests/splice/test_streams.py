@@ -359,7 +359,7 @@ def test_an_epoch_before_a_merge_is_replayed_on_what_it_had() -> None:
     mover = OracleMover(overlay, spec, world.bench.sources)
     dispatcher = StreamDispatcher(spec, make_local_runner(overlay, history))
     ports = EpochPorts((), mover, DriverTables(overlay).write, dispatcher)
-    found = replay_epoch(spec, attaching, parent, ports, overlay, scratch)
+    found = replay_epoch(spec, attaching, parent, ports, world.bench.store, scratch)
     assert found.is_equal, found.tables
     assert values(world, "copy") == [1, 3, 5, 9]
 

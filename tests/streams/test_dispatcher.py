@@ -432,7 +432,7 @@ def test_replay_dispatches_the_same_and_changes_nothing() -> None:
         history = LogHistory(SlotLog(overlay, "p", clock=world.bench.clock), "t")
         dispatch = StreamDispatcher(spec, make_local_runner(overlay, history))
         ports = EpochPorts((), mover, DriverTables(overlay).write, dispatch)
-        found = replay_epoch(spec, epoch, parent, ports, overlay, scratch)
+        found = replay_epoch(spec, epoch, parent, ports, world.bench.store, scratch)
         assert found.is_equal, found.tables
         replayed |= found.tables.keys()
         parent = epoch
