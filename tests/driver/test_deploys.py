@@ -169,19 +169,27 @@ def test_a_spec_may_deploy_itself(place: Place) -> None:
     assert place.choose().turn.deploy == place.deployed.current
 
 
-def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
-    """A run that began with an older version of a git bundle launches drivers with its file."""
-    auto = "supervision: {deploy: auto}\n"
+AUTO = "supervision: {deploy: auto}\n"
+
+
+def run_pinned_commit(place: Place) -> Path:
+    """Run a spec that deploys itself; the same file in a version of a git bundle."""
     pinned = place.file.parent / "versions" / ("a" * 40) / "p.yaml"
     pinned.parent.mkdir(parents=True)
-    pinned.write_text(SPEC + auto)
-    place.file.write_text(SPEC + auto)
+    for file in (pinned, place.file):
+        file.write_text(SPEC + AUTO)
     place.run()
-    place.deploy(NEW + auto)
+    return pinned
+
+
+def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
+    """A run that began with an older version of a git bundle launches drivers with its file."""
+    pinned = run_pinned_commit(place)
+    place.deploy(NEW + AUTO)
     assert lag_of(choose_launch_spec(pinned, place.store)) == 2
     assert lag_of(place.run()) == 2
     assert lag_of(choose_launch_spec(pinned, place.store)) == 2
-    pinned.write_text(NEW.replace("2s", "3s") + auto)
+    pinned.write_text(NEW.replace("2s", "3s") + AUTO)
     assert lag_of(choose_launch_spec(pinned, place.store)) == 3
 
 
@@ -225,13 +233,8 @@ def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
 
 def test_a_pinned_commit_stays_older_after_many_deploys(place: Place) -> None:
     """The history of deploys is bounded; what was deployed once is kept as a copy."""
-    auto = "supervision: {deploy: auto}\n"
-    pinned = place.file.parent / "versions" / ("a" * 40) / "p.yaml"
-    pinned.parent.mkdir(parents=True)
-    pinned.write_text(SPEC + auto)
-    place.file.write_text(SPEC + auto)
-    place.run()
+    pinned = run_pinned_commit(place)
     for number in range(2, 25):
-        place.deploy(NEW.replace("2s", f"{number}s") + auto)
+        place.deploy(NEW.replace("2s", f"{number}s") + AUTO)
         place.run()
     assert lag_of(choose_launch_spec(pinned, place.store)) == 24
