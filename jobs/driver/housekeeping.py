@@ -26,6 +26,7 @@ from tidegate.checkpoints.verify import (
     select_for_scrub,
 )
 from tidegate.errors import TidegateError
+from tidegate.jobs.engine.interfaces import WorkRunner
 from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_maintenance import (
     CompactionResult,
@@ -94,6 +95,7 @@ def maintain_bucket(
     keep_for: float | None = None,
     *,
     dry_run: bool = False,
+    run: WorkRunner | None = None,
 ) -> MaintenanceReport:
     """Compact the tables, then retire checkpoints and delete files.
 
@@ -105,6 +107,7 @@ def maintain_bucket(
         log: its log.
         keep_for: see `make_retention`.
         dry_run: only report what would be retired and deleted; nothing is compacted.
+        run: moves the rows of tables; unless given, this process does.
 
     Raises:
         ConfigurationError: the store is a copy, and its tables belong to the original.
@@ -115,7 +118,7 @@ def maintain_bucket(
     compacted, obstacle = {}, ""
     if not dry_run:
         try:
-            compacted = compact_tables(spec, log.store)
+            compacted = compact_tables(spec, log.store, run)
         except TidegateError as error:
             # Retention goes on: it needs no catalog, so missing credentials do not matter to it.
             obstacle = error.message
@@ -144,9 +147,11 @@ class Housekeeper(PeriodicThread):
         spec: SupervisedSpec,
         log: SlotLog,
         monotonic: Callable[[], float] = time.monotonic,
+        run: WorkRunner | None = None,
     ) -> None:
         super().__init__("tidegate-housekeeping", self.run_round, _LOOK_EVERY)
         self._spec, self._slot_log, self._monotonic = spec, log, monotonic
+        self._run = run  # moves the rows of tables
         self._indexed: tuple[int, int] = (0, 0)  # timeline and slot of the last refresh
         self._maintained_at = self._scrub_read_at = monotonic()
         self._scrub: Iterator[Verification] | None = None  # the scrub that is under way
@@ -176,7 +181,7 @@ class Housekeeper(PeriodicThread):
         if every is None or self._monotonic() - self._maintained_at < every / 1e6:
             return
         self._maintained_at = self._monotonic()
-        report = maintain_bucket(self._spec, self._slot_log)
+        report = maintain_bucket(self._spec, self._slot_log, run=self._run)
         swept = report.swept
         if swept.retired or swept.deleted:
             _log.info(

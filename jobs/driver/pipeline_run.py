@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 from tenacity import (
@@ -48,7 +49,16 @@ from tidegate.jobs.engine.epoch_engine import (
     EpochPorts,
     EpochReport,
 )
-from tidegate.jobs.engine.interfaces import Mover, RowDispatcher, Sink, read_faults_from_environment
+from tidegate.jobs.engine.interfaces import (
+    Mover,
+    RowDispatcher,
+    RowWork,
+    Sink,
+    WorkingMover,
+    WorkRunner,
+    read_faults_from_environment,
+    run_work_here,
+)
 from tidegate.jobs.engine.manifest_writer import ManifestAuthor
 from tidegate.jobs.engine.publisher import Publisher
 from tidegate.jobs.sinks.factory import make_sinks
@@ -323,10 +333,10 @@ class DriverSession(LeasedSession):
         self._spark_ui: str | None = None
         self._loop: EpochLoop | None = None
         self._sources = PipelineSources(spec, view, ends_input=run.options.ends_input)
-        super().__init__(spec, store, lease, spec.digest(), run.options.deploy)
+        super().__init__(spec, store, lease, spec.digest(), run.options.deploy, self._run_work)
         self._faults = read_faults_from_environment()
         self._publisher = Publisher(
-            make_followers(spec, store, uid),
+            make_followers(spec, store, uid, self._run_work),
             self._slot_log,
             self._faults,
             group=spec.outputs.publish_every,
@@ -393,6 +403,16 @@ class DriverSession(LeasedSession):
                 advice="the next driver publishes them",
             )
         return outcome
+
+    def _run_work(self, works: Sequence[RowWork]) -> list[Any]:
+        """Do work on rows of sealed epochs where the mover moves rows; wait until it has started.
+
+        The threads of sinks and housekeeping call it.
+        """
+        mover = self._wait_for_mover()
+        if isinstance(mover, WorkingMover):
+            return mover.run_work(works)
+        return run_work_here(self._context.store, works)
 
     def _collect_live_facts(self) -> dict[str, object]:
         """Return the state of sinks and sources, and touch the file of the liveness probe.
@@ -530,12 +550,14 @@ def make_dispatcher(
     return dispatcher
 
 
-def make_followers(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
+def make_followers(
+    spec: PipelineSpec, store: Store, uid: str, run: WorkRunner | None = None
+) -> list[Sink]:
     """Return all followers of the log: the tables, the sinks, and the writer of splice requests.
 
-    The last one only if an attachment has ``merge: splice``.
+    The last one only if an attachment has ``merge: splice``. `run` is as in `make_sinks`.
     """
-    sinks = make_sinks(spec, store, uid)
+    sinks = make_sinks(spec, store, uid, run)
     if any(one.merge == "splice" for one in spec.stream_graph.attachments.values()):
         from tidegate.jobs.streams.stream_state import SpliceRequestSink
 

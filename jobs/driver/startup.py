@@ -66,6 +66,7 @@ from tidegate.checkpoints.verify import (
     verify_checkpoint,
 )
 from tidegate.errors import FencedError, TidegateError, TransientError
+from tidegate.jobs.engine.interfaces import WorkRunner
 from tidegate.jobs.spec.job_spec import SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -147,12 +148,13 @@ class LeasedSession(ABC):
         lease: Lease,
         digest: str,
         deploy: DeployTurn | None = None,
+        run_work: WorkRunner | None = None,
     ) -> None:
         self._deploy = deploy
         self._slot_log = SlotLog(store, spec.name)
         self._steps = DriverSteps(lease, spec.checkpoint.max_clock_step)
         self._steps.start()
-        self._housekeeper = Housekeeper(spec, self._slot_log).start()
+        self._housekeeper = Housekeeper(spec, self._slot_log, run=run_work).start()
         facts = {
             "pipeline": spec.name,
             "pid": os.getpid(),

@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol, runtime_checkable
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter
 
@@ -22,6 +22,7 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.checkpoints.store import Store
 from tidegate.jobs.eventtime.decision_types import (
     REFUSE_UNKNOWN,
     Decision,
@@ -385,6 +386,29 @@ class Mover(Protocol):
     def close(self) -> None:
         """End the mover's session with its engine."""
         ...
+
+
+RowWork = Callable[[Store], Any]
+"""Reads or writes rows of sealed epochs, given the pipeline's store.
+
+It can be pickled, and so can what it returns, which is small.
+"""
+WorkRunner = Callable[[Sequence[RowWork]], list[Any]]
+"""Does each piece of work, and returns what each has returned; raises what the first one raises."""
+
+
+@runtime_checkable
+class WorkingMover(Protocol):
+    """A mover that also does other work on rows where it moves them."""
+
+    def run_work(self, works: Sequence[RowWork]) -> list[Any]:
+        """Do each piece of work, as `WorkRunner` says; any thread may call it."""
+        ...
+
+
+def run_work_here(store: Store, works: Sequence[RowWork]) -> list[Any]:
+    """Do work in this process, one piece after the other."""
+    return [work(store) for work in works]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ See `docs/decisions/0050-sinks-keep-their-own-ledger.md`.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -22,7 +22,8 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ErrorDefinition, PoisonError, TidegateError
 from tidegate.jobs.engine.arrow_tables import read_parquet_object
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, PipelineSpec
+from tidegate.jobs.engine.interfaces import WorkRunner
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, PipelineSpec
 from tidegate.jobs.spec.source_options import resolve_address
 from tidegate.json_types import JsonObject
 
@@ -81,6 +82,8 @@ class SlotFollower(ABC):
 
     Attributes:
         given: the sink's options; each subclass names their type.
+        run: moves the rows, on Spark in a task; None: this process does.
+        progress: what is done of an epoch that failed, for the next try.
     """
 
     name: str
@@ -88,9 +91,11 @@ class SlotFollower(ABC):
     spec: PipelineSpec
     store: Store
     uid: str
+    run: WorkRunner | None = None
 
     def __post_init__(self) -> None:
         self.tables = self.given.tables or self.spec.table_names
+        self.progress: Any = None
         self._set_up()
 
     def _set_up(self) -> None:  # noqa: B027 - a sink without state needs none
@@ -166,6 +171,36 @@ class SlotFollower(ABC):
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
         """Apply one epoch. Raises `LedgerMovedError` if the position is not `before`."""
+
+    def _move_rows(self, move: Callable[..., None], *given: Any) -> bool:
+        """Call a method of this sink where rows are moved; return whether that was a task.
+
+        In a task the method is called of a new sink with the same options. It finds there what the
+        spec says, the rows of sealed epochs and `progress`, and none of the sink's documents.
+        """
+        if self.run is None:
+            move(*given)
+            return False
+        work = SinkWork(
+            type(self),
+            (self.name, self.given, self.spec),
+            self.uid,
+            move.__name__,
+            given,
+            self.progress,
+        )
+        [(error, self.progress)] = self.run([work])
+        if error is not None:
+            raise error
+        return True
+
+    def _move_epoch(self, move: Callable[..., None], epoch: Manifest, *given: Any) -> bool:
+        """As `_move_rows`; an epoch without rows is not worth a task."""
+        mine = [t for t in self.tables if t not in (BARRIERS, CHECKPOINTS)]
+        if any(file.rows for table in mine for file in epoch.files.get(table, ())):
+            return self._move_rows(move, epoch, *given)
+        move(epoch, *given)
+        return False
 
     def _handle_retired_epoch(
         self, slot: int, before: FollowerPosition, lineage: CurrentLineage
@@ -287,6 +322,31 @@ class SlotFollower(ABC):
         """Return an error of the catalogue about this sink."""
         error: TidegateError = entry(pipeline=self.spec.name, sink=self.name, **fields)
         return error
+
+
+@dataclass(frozen=True)
+class SinkWork:
+    """A call of a sink's method as `RowWork`.
+
+    It returns the error that tidegate has for a failure, if there was one, and the new `progress`.
+    """
+
+    kind: type[SlotFollower]
+    sink: tuple[str, Any, PipelineSpec]
+    uid: str
+    method: str
+    given: tuple[Any, ...]
+    progress: Any
+
+    def __call__(self, store: Store) -> tuple[TidegateError | None, Any]:
+        """Call the method of a new sink."""
+        sink = self.kind(*self.sink, store, self.uid)
+        sink.progress = self.progress
+        try:
+            getattr(sink, self.method)(*self.given)
+        except TidegateError as error:
+            return error, sink.progress
+        return None, sink.progress
 
 
 def import_client_library(module: str, *, of: str, extra: str) -> Any:

@@ -1,7 +1,7 @@
 """Makes the followers of a pipeline: the Iceberg tables, then the sinks of its spec."""
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Sink
+from tidegate.jobs.engine.interfaces import Sink, WorkRunner
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -19,19 +19,27 @@ _SINKS: dict[str, type[SlotFollower]] = {
 }
 
 
-def make_sinks(spec: PipelineSpec, store: Store, uid: str) -> list[Sink]:
+def make_sinks(
+    spec: PipelineSpec, store: Store, uid: str, run: WorkRunner | None = None
+) -> list[Sink]:
     """Return every follower of a pipeline, without opening a connection.
 
     The Iceberg tables come first, because another sink may have to be filled from them.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        uid: of the pipeline.
+        run: moves the rows; unless given, this process does.
 
     Raises:
         ConfigurationError: the path of a files sink names a variable that is not set, or cannot be
             used.
     """
-    sinks: list[Sink] = [IcebergSink(spec, store, uid)]
+    sinks: list[Sink] = [IcebergSink(spec, store, uid, run)]
     for name, given in spec.sinks.items():
         kind = _SINKS[given.kind]
         if isinstance(given, KafkaSinkSpec) and given.delivery == "exactly_once":
             kind = ExactlyOnceKafkaSink
-        sinks.append(kind(name, given, spec, store, uid))
+        sinks.append(kind(name, given, spec, store, uid, run))
     return sinks

@@ -45,7 +45,7 @@ class AtLeastOnceSink(SlotFollower):
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
-        self._deliver_epoch(epoch)
+        self._move_epoch(self._deliver_epoch, epoch)
         self.move_position(before, after)
 
     def _rewind_sink(
@@ -116,13 +116,12 @@ class WebhookSink(AtLeastOnceSink):
 
     def _set_up(self) -> None:
         self._client = urllib3.PoolManager(maxsize=1)
-        # The epoch that is being delivered, and those of its requests that the receiver has taken.
-        # Without them, a receiver that fails now and then would never take all of a large epoch.
-        self._taken: tuple[str, set[str]] = ("", set())
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
-        if self._taken[0] != str(epoch.id):
-            self._taken = (str(epoch.id), set())
+        # The epoch that is being delivered, and those of its requests that the receiver has taken.
+        # Without them, a receiver that fails now and then would never take all of a large epoch.
+        if self.progress is None or self.progress[0] != str(epoch.id):
+            self.progress = (str(epoch.id), set())
         about = self.describe_epoch(epoch)
         counts: dict[str, int] = {}
         for table in self.tables:
@@ -152,7 +151,8 @@ class WebhookSink(AtLeastOnceSink):
             TransientError: there was no whole answer, or the receiver did not take the request.
         """
         # Large epochs take many requests: after a failure only the missing ones are sent.
-        if identity in self._taken[1]:
+        taken: set[str] = self.progress[1] if self.progress else set()
+        if identity in taken:
             return
         key = f"{self.uid}/{self.name}/{identity}"
         try:
@@ -176,7 +176,7 @@ class WebhookSink(AtLeastOnceSink):
             raise self._receiver_error(
                 WEBHOOK_REFUSED, f"refuses {identity} with {answer.status}{redirect}"
             )
-        self._taken[1].add(identity)
+        taken.add(identity)
 
     def _receiver_error(self, entry: ErrorDefinition, cause: str) -> TidegateError:
         remedy = "bring the receiver back"

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -20,15 +20,18 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     UnauthorizedError,
 )
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.checkpoints.store import PreconditionFailedError, Store
+from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, get_first_line
+from tidegate.jobs.engine.interfaces import RowWork, WorkRunner, run_work_here
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
-from tidegate.jobs.spec.pipeline import CHECKPOINTS, EVENTS, PipelineSpec
+from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, EVENTS, PipelineSpec
 from tidegate.secret_masks import mask_address
 
 from .errors import (
@@ -36,11 +39,11 @@ from .errors import (
     CONTENDED,
     FILE_DAMAGED,
     FILE_MISSING,
-    OTHER_ROWS,
     TABLE_FENCED,
     TABLE_OF_OTHER_PIPELINE,
     TABLES_UNREACHABLE,
 )
+from .file_arrangement import arrange_epoch_files, merge_data_files
 from .iceberg_catalog import (
     build_table_location,
     list_outage_errors,
@@ -61,7 +64,7 @@ from .output_tables import (
     build_table_schema,
     write_parquet_once,
 )
-from .table_files import PartitionValues, PhysicalLayout, split_by_partition, write_partition_files
+from .table_files import PartitionValues, PhysicalLayout, make_merged_stem
 from .table_follower import (
     BARRIER_TAG_PREFIX,
     TABLE_PROPERTIES,
@@ -81,8 +84,6 @@ _MAX_CONFLICTS = 20
 _SLOTS_PER_GROUP = 10
 # Slots in one snapshot while catching up: bounds memory and the size of one commit.
 _MAX_SLOTS_PER_SNAPSHOT = 100
-# Bytes of an epoch's files rearranged at a time; the names of rearranged files depend on it.
-_BATCH_BYTES = 64_000_000
 # Tags kept of group ends, for 200 slots, and of barriers; every snapshot kept makes every commit
 # slower.
 _MAX_TAGS = 20
@@ -100,8 +101,12 @@ class IcebergSink:
     name = "iceberg"
     follower: type[TableFollower] = TableFollower  # the simulation replaces it by a model
 
-    def __init__(self, spec: PipelineSpec, store: Store, uid: str) -> None:
+    def __init__(
+        self, spec: PipelineSpec, store: Store, uid: str, run: WorkRunner | None = None
+    ) -> None:
         self.spec, self.store, self.uid = spec, store, uid
+        self._run_here: WorkRunner = partial(run_work_here, store)
+        self._run = run or self._run_here  # moves rows, on Spark in tasks
         self._layout = BucketLayout(spec.name)
         self._tables: dict[str, TableFollower] = {}
         self._published_cut: PublishedCut | None = None
@@ -273,7 +278,23 @@ class IcebergSink:
                 target = rolled_back.get(table, shared)
             moved_on = position.timeline != lineage.timeline
             if moved_on or table in rolled_back or target < position.upto:
-                self._tables[table].rewind(lineage.timeline, target)
+                cut_files = partial(self._cut_files, table)
+                self._tables[table].rewind(lineage.timeline, target, cut_files)
+
+    def _cut_files(
+        self, table: str, metadata: TableMetadata, files: list[DataFile], last: int
+    ) -> dict[str, PartitionValues]:
+        """Write merged files again without the rows after slot `last`; address -> partition."""
+        folder = self._layout.iceberg_table_folder(table)
+        layout = PhysicalLayout.from_metadata(metadata)
+        works: list[RowWork] = []
+        for file in files:
+            stem = f"{folder}/{make_merged_stem(metadata)}"
+            works.append(partial(merge_data_files, metadata, [file], stem, layout, last))
+        written: dict[str, PartitionValues] = {}
+        for done in self._run(works):
+            written |= done.list_addresses(self.store)
+        return written
 
     def _count_complete_slots(self, lineage: CurrentLineage) -> int:
         """Return up to which slot the tables are complete that were not moved back by hand.
@@ -386,46 +407,17 @@ class IcebergSink:
         if not wanted:
             return {self.store.uri(key): () for _, keys in sealed for key in keys}
         arrangement = follower.current_layout()  # the same, with the fields in the table's order
-        written: dict[str, PartitionValues] = {}
+        works: list[RowWork] = []
         for epoch, keys in sealed:
             stem = f"{self._layout.table_prefix(table, epoch.id)}{arrangement.digest}"
-            for number, rows in enumerate(self._read_row_batches(keys)):
-                written |= write_partition_files(
-                    self._create_layout_file,
-                    f"{stem}-{number:03d}",
-                    split_by_partition(rows, arrangement),
-                )
+            if keys:
+                works.append(partial(arrange_epoch_files, self.spec.name, keys, stem, arrangement))
+        # The tables of barriers and checkpoints are the driver's own.
+        run = self._run_here if table in (BARRIERS, CHECKPOINTS) else self._run
+        written: dict[str, PartitionValues] = {}
+        for files in run(works):
+            written |= files.list_addresses(self.store)
         return written
-
-    def _read_row_batches(self, keys: list[str]) -> Iterator[pa.Table]:
-        """Yield the rows of an epoch's files in batches of about `_BATCH_BYTES`."""
-        batch: list[pa.Table] = []
-        size = 0
-        for key in keys:
-            data = self.store.get(key).data
-            batch.append(pq.read_table(io.BytesIO(data)))
-            size += len(data)
-            if size >= _BATCH_BYTES or key == keys[-1]:
-                yield pa.concat_tables(batch, promote_options="permissive")
-                batch, size = [], 0
-
-    def _create_layout_file(self, key: str, data: bytes, rows: int) -> str:
-        """Store a rearranged file under a key that follows from its content.
-
-        A second publisher finds the file of the first one and keeps it.
-        """
-        try:
-            self.store.create(key, data)
-        except PreconditionFailedError:
-            existing = pq.read_metadata(io.BytesIO(self.store.get(key).data)).num_rows
-            if existing != rows:
-                raise OTHER_ROWS(
-                    pipeline=self.spec.name,
-                    address=self.store.uri(key),
-                    rows=existing,
-                    expected=rows,
-                ) from None
-        return self.store.uri(key)
 
     def _list_epoch_files(self, table: str, epoch: Manifest) -> list[str]:
         """Return the keys of the epoch's files of a table.

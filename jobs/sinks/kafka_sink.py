@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
-from tidegate.errors import TidegateError, get_first_line
+from tidegate.errors import TidegateError
 from tidegate.jobs.engine.arrow_tables import list_rows
+from tidegate.jobs.sources.kafka_client import translate_settings
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 from tidegate.json_types import JsonObject
@@ -41,9 +42,13 @@ from .published_tables import to_json_line
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The driver holds the messages of one Spark job as Python objects.
-_MESSAGES_PER_JOB = 50_000
-_TOO_LARGE_ERROR = "RecordTooLargeException"  # of the Java client
+_PRODUCER_SETTINGS: dict[str, Any] = {
+    "log_level": 0,
+    "partitioner": "murmur2_random",  # the one of Java's client
+    # Brokers that are away must not keep a task for longer.
+    "message.timeout.ms": 60_000,
+}
+_QUESTION_SECONDS = 10.0
 _MESSAGE_SCHEMA = pa.schema(
     {
         "topic": pa.string(),
@@ -54,45 +59,93 @@ _MESSAGE_SCHEMA = pa.schema(
 )
 
 
+class KafkaClientError(Exception):
+    """An error that Kafka reported; `code` is its name in librdkafka."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class KafkaSink(AtLeastOnceSink):
     """Sends a message per row to the topic of its table."""
 
     given: KafkaSinkSpec
 
     def _deliver_epoch(self, epoch: Manifest) -> None:
-        self._send_by_topic(build_row_messages(self, epoch))
+        self._send_all(build_row_messages(self, epoch))
 
     def _announce_restore(self, notice: JsonObject) -> None:
-        self._send_by_topic(build_restore_messages(self, notice))
+        self._send_all(build_restore_messages(self, notice))
 
-    def _send_by_topic(self, messages: Iterable[KafkaMessage]) -> None:
+    def _send_all(self, messages: Iterable[KafkaMessage]) -> None:
         settings = build_sink_client_settings(self.given, self.name)
-        for topic, of_topic in groupby(messages, lambda message: message.topic):
-            while chunk := list(islice(of_topic, _MESSAGES_PER_JOB)):
-                try:
-                    self._send(tabulate_messages(chunk), settings)
-                # Spark wraps the client's exceptions in types of its own, which differ between
-                # versions.
-                except Exception as error:
-                    raise self._translate_spark_error(topic, error) from error
-
-    def _translate_spark_error(self, topic: str, error: Exception) -> TidegateError:
-        lines = [line for line in str(error).splitlines() if _TOO_LARGE_ERROR in line]
-        if lines:
-            return self.make_error(MESSAGE_TOO_LARGE, cause=lines[0].strip()[:300])
-        return self.make_error(
-            SINK_UNAVAILABLE,
-            cause=f"Kafka does not take {topic}: {get_first_line(error)[:300]}",
-            remedy="bring the brokers back, or correct the sink's options",
-        )
+        try:
+            self._send(messages, settings)
+        except KafkaClientError as error:
+            raise translate_client_error(self, error) from error
 
     @staticmethod
-    def _send(messages: pa.Table, settings: dict[str, str]) -> None:
-        """Write messages with the client's settings; return when the broker has them."""
-        from pyspark.sql import SparkSession
+    def _send(messages: Iterable[KafkaMessage], settings: dict[str, Any]) -> None:
+        """Send messages with the client's settings; return when the brokers have them."""
+        send_messages(messages, settings)
 
-        session = SparkSession.builder.getOrCreate()  # the driver's own
-        write_messages(session, messages, {f"kafka.{key}": one for key, one in settings.items()})
+
+def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any]) -> None:
+    """Send messages, and return when the brokers have all of them.
+
+    Args:
+        messages: to send, in order.
+        settings: of the client.
+
+    Raises:
+        KafkaClientError: brokers did not take a message; others may have arrived.
+    """
+    kafka = import_client_library("confluent_kafka", of="a sink of kind kafka", extra="kafka")
+    refused: list[Any] = []
+
+    def note_answer(error: Any, _message: Any) -> None:
+        """Note that a message was not taken."""
+        if error is not None:
+            refused.append(error)
+
+    try:
+        producer = kafka.Producer({**_PRODUCER_SETTINGS, **settings})
+        asked = ""
+        for message in messages:
+            if message.topic != asked:
+                # Brokers that are away are found at once, and not message by message.
+                producer.list_topics(message.topic, timeout=_QUESTION_SECONDS)
+                asked = message.topic
+            produce_message(producer, message, note_answer)
+            if refused:
+                break
+        producer.flush()
+    except kafka.KafkaException as error:
+        raise _to_client_error(error) from error
+    if refused:
+        raise KafkaClientError(refused[0].name(), refused[0].str())
+
+
+def produce_message(
+    producer: Any, message: KafkaMessage, on_delivery: Callable[[Any, Any], None] | None = None
+) -> None:
+    """Hand a message to a client's producer, and wait while its queue is full."""
+    while True:
+        try:
+            producer.produce(
+                message.topic,
+                message.value,
+                message.key,
+                headers=message.headers,
+                on_delivery=on_delivery,
+            )
+            producer.poll(0)
+        # The client's queue is full: let it deliver, then try again.
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            return
 
 
 # Messages, shared with the exactly-once sink and with jobs.
@@ -132,14 +185,14 @@ def resolve_topic(given: KafkaSinkSpec, table: str) -> str:
     return given.topic.replace("{table}", table)
 
 
-def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, str]:
+def build_sink_client_settings(given: KafkaSinkSpec, sink: str) -> dict[str, Any]:
     """Return the client's settings, with ``env:NAME`` values read from the environment.
 
     Raises:
-        ConfigurationError: a variable is not set.
+        ConfigurationError: a variable is not set, or the client has no such setting.
     """
     options = resolve_environment_values(f"sinks.{sink}.options", given.options, os.environ)
-    return {"bootstrap.servers": given.servers, **options}
+    return translate_settings({"bootstrap.servers": given.servers, **options})
 
 
 def build_row_messages(sink: SlotFollower, epoch: Manifest) -> Iterator[KafkaMessage]:
@@ -190,14 +243,6 @@ _TOO_LARGE_CODES = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
 _REFUSED_CODES = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
 
 
-class KafkaClientError(Exception):
-    """An error that Kafka reported; `code` is its name in librdkafka."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
 class ExactlyOnceKafkaSink(SlotFollower):
     """Writes the messages of `KafkaSink`; those of an epoch and the ledger are one transaction.
 
@@ -214,7 +259,8 @@ class ExactlyOnceKafkaSink(SlotFollower):
         )
         self._client: Any = ConfluentProducer(self.name, self.given, producer, topic)
         self._position: FollowerPosition | None = None
-        self._open = False
+        self._known = False  # whether the ledger is at `_position`
+        self._open = False  # whether this process has the newest producer, as far as it knows
 
     def lag(self, log: SlotLog) -> int:
         """Return the lag by the copy in the store.
@@ -224,18 +270,22 @@ class ExactlyOnceKafkaSink(SlotFollower):
         return CurrentLineage(log, log.head()).count_missing_slots(self.read_own_position())
 
     def _load_position(self) -> FollowerPosition | None:
-        if not self._open:
-            copy = self.read_own_position()
-            try:
-                ledger = self._client.acquire_ledger()
-            except KafkaClientError as error:
-                raise self._translate_client_error(error) from error
-            self._open = True
+        if not self._known:
             # Both are true. The copy is the later one after epochs without rows, and where Kafka
             # has forgotten the group.
-            positions = [copy, None if ledger is None else FollowerPosition(**json.loads(ledger))]
+            positions = [self.read_own_position(), self._acquire_ledger()]
             self._position = max(filter(None, positions), default=None)
+            self._known = True
         return self._position
+
+    def _acquire_ledger(self) -> FollowerPosition | None:
+        """Open a producer, which fences all older ones, and then read the ledger."""
+        try:
+            ledger = self._client.acquire_ledger()
+        except KafkaClientError as error:
+            raise translate_client_error(self, error) from error
+        self._open = True
+        return None if ledger is None else FollowerPosition(**json.loads(ledger))
 
     def _create_ledger(self, lineage: CurrentLineage) -> FollowerPosition:
         self._position = super()._create_ledger(lineage)
@@ -244,13 +294,28 @@ class ExactlyOnceKafkaSink(SlotFollower):
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
-        self._commit_any_messages(build_row_messages(self, epoch), after)
+        self._known = False  # after any failure the ledger is read again
+        if self._move_epoch(self._send_epoch, epoch, before, after) and self._open:
+            self._client.close()  # the producer of the task has fenced it
+            self._open = False
+        self._note_position(after)
+
+    def _send_epoch(
+        self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+    ) -> None:
+        self._commit_any_messages(build_row_messages(self, epoch), before, after)
 
     def _rewind_sink(
         self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
+        self._known = False
         notice = self.describe_restore(after, lineage)
-        self._commit_any_messages(build_restore_messages(self, notice), after)
+        self._commit_any_messages(build_restore_messages(self, notice), before, after)
+        self._note_position(after)
+
+    def _note_position(self, after: FollowerPosition) -> None:
+        self._position, self._known = after, True
+        self.move_position(None, after)
 
     def _handle_retired_epoch(
         self, slot: int, before: FollowerPosition, lineage: CurrentLineage
@@ -266,41 +331,52 @@ class ExactlyOnceKafkaSink(SlotFollower):
         return super()._handle_retired_epoch(slot, before, lineage)
 
     def _commit_any_messages(
-        self, messages: Iterator[KafkaMessage], after: FollowerPosition
+        self,
+        messages: Iterator[KafkaMessage],
+        before: FollowerPosition | None,
+        after: FollowerPosition,
     ) -> None:
         """Write one transaction, or none if there is nothing to send.
 
         Without messages, applying the epoch again sends nothing either.
+
+        Raises:
+            LedgerMovedError: another publisher has moved the ledger since it was at `before`.
         """
         first = next(messages, None)
-        if first is not None:
-            self._write_transaction(chain([first], messages), after)
-        self._position = after
-        self.move_position(None, after)
+        if first is None:
+            return
+        if not self._open:
+            ledger = self._acquire_ledger()
+            if ledger is not None and (before is None or ledger > before):
+                raise self.make_error(LEDGER_MOVED, position=ledger, expected=before)
+        self._write_transaction(chain([first], messages), after)
 
     def _write_transaction(self, messages: Iterator[KafkaMessage], after: FollowerPosition) -> None:
         ledger = json.dumps({"timeline": after.timeline, "upto": after.upto})
-        self._open = False  # after any failure the ledger is read again
+        self._open = False  # after any failure a producer is opened again
         try:
             self._client.commit_messages(messages, ledger, after.upto)
         except KafkaClientError as error:
             self._client.close()
             if error.code in _FENCED_CODES:
                 raise self.make_error(PRODUCER_FENCED) from error
-            raise self._translate_client_error(error) from error
+            raise translate_client_error(self, error) from error
         self._open = True
 
-    def _translate_client_error(self, error: KafkaClientError) -> TidegateError:
-        cause = f"Kafka: {error}"
-        if error.code in _TOO_LARGE_CODES:
-            return self.make_error(MESSAGE_TOO_LARGE, cause=str(error)[:300])
-        if any(word in error.code for word in _REFUSED_CODES):
-            remedy = (
-                f"sinks.{self.name}.options (librdkafka's names), or the rights on topics, group,"
-                " transactional id"
-            )
-            return self.make_error(SINK_REFUSED, cause=cause, remedy=remedy)
-        return self.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring the brokers back")
+
+def translate_client_error(sink: SlotFollower, error: KafkaClientError) -> TidegateError:
+    """Return tidegate's error for one of Kafka."""
+    cause = f"Kafka: {error}"
+    if error.code in _TOO_LARGE_CODES:
+        return sink.make_error(MESSAGE_TOO_LARGE, cause=str(error)[:300])
+    if any(word in error.code for word in _REFUSED_CODES):
+        remedy = (
+            f"sinks.{sink.name}.options (librdkafka's names), or the rights on topics, group,"
+            " transactional id"
+        )
+        return sink.make_error(SINK_REFUSED, cause=cause, remedy=remedy)
+    return sink.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring the brokers back")
 
 
 @dataclass
@@ -363,25 +439,12 @@ class ConfluentProducer:
         try:
             self._producer.begin_transaction()
             for message in messages:
-                self._produce_message(message)
+                produce_message(self._producer, message)
             offset = TopicPartition(self._topic, 0, number, ledger)
             self._producer.send_offsets_to_transaction([offset], self._group, _ANSWER_SECONDS)
             self._producer.commit_transaction(_TRANSACTION_SECONDS)
         except KafkaException as error:
             raise _to_client_error(error) from error
-
-    def _produce_message(self, message: KafkaMessage) -> None:
-        while True:
-            try:
-                self._producer.produce(
-                    message.topic, message.value, message.key, headers=message.headers
-                )
-                self._producer.poll(0)
-            # The client's queue is full: let it deliver, then try again.
-            except BufferError:
-                self._producer.poll(0.1)
-            else:
-                return
 
     def close(self) -> None:
         """Drop the producer without waiting for open requests.

@@ -104,6 +104,11 @@ class PostgresSink(SlotFollower):
     def _apply_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
+        self._move_epoch(self._insert_epoch, epoch, before, after)
+
+    def _insert_epoch(
+        self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
+    ) -> None:
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
             for table in self.tables:
@@ -113,6 +118,12 @@ class PostgresSink(SlotFollower):
     def _rewind_sink(
         self, before: FollowerPosition | None, after: FollowerPosition, lineage: CurrentLineage
     ) -> None:
+        if any(map(self._is_upserted, self.tables)):
+            self._move_rows(self._take_slots_back, before, after)
+        else:
+            self._take_slots_back(before, after)
+
+    def _take_slots_back(self, before: FollowerPosition | None, after: FollowerPosition) -> None:
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
             for table in self.tables:
@@ -135,13 +146,16 @@ class PostgresSink(SlotFollower):
             or not before.upto < current.upto <= lineage.slot
         ):
             raise self.make_error(WAITS_FOR_TABLES, slot=slot)
-        # In one transaction, so that readers see the old tables or the cut and never a part of it.
         after = FollowerPosition(lineage.timeline, current.upto)
+        self._move_rows(self._refill_tables, before, after)
+        return after
+
+    def _refill_tables(self, before: FollowerPosition, after: FollowerPosition) -> None:
+        # In one transaction, so that readers see the old tables or the cut and never a part of it.
         with self._transaction_cursor() as cursor:
             self._move_ledger(cursor, before, after)
             for table in self.tables:
                 self._refill_table(cursor, table, after)
-        return after
 
     def _refill_table(self, cursor: Cursor, table: str, position: FollowerPosition) -> None:
         """Replace a table's rows by those of the Iceberg table as of a position."""

@@ -12,16 +12,14 @@ on the wrong timeline (`docs/architecture.md`, section 2; the tests reproduce th
 See `docs/decisions/0005-tables-are-rewound-in-one-commit.md`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions.parser import parse
-from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.metadata import TableMetadata
@@ -39,11 +37,7 @@ from .table_files import (
     PhysicalLayout,
     describe_data_file,
     list_live_files,
-    make_merged_stem,
-    read_file_rows,
-    split_by_partition,
     stage_file_replacement,
-    write_partition_files,
 )
 
 UID, TIMELINE, FROM, UPTO, FENCE, COMPACTED = (
@@ -66,6 +60,11 @@ TABLE_PROPERTIES = {
 
 
 BARRIER_TAG_PREFIX = "barrier-"
+
+
+CutFiles = Callable[[TableMetadata, list[DataFile], int], Mapping[str, PartitionValues]]
+"""Writes data files of a table again, without the rows after a slot; returns address -> partition.
+"""
 
 
 def build_tag_name(timeline: int, slot: int) -> str:
@@ -212,12 +211,12 @@ class TableFollower:
             if tags is not None:
                 self._tag_and_expire(commit, tags)
 
-    def rewind(self, timeline: int, position: int) -> None:
+    def rewind(self, timeline: int, position: int, cut_files: CutFiles) -> None:
         """Remove the slots after `position`, and set main's position to it on `timeline`.
 
         This is one commit with a new snapshot: main is never an old snapshot again, so a commit
         that was prepared on the old main is refused. Files of single slots are dropped by their
-        bounds; a file with more slots is rewritten.
+        bounds; a file with more slots is rewritten, by `cut_files`.
 
         The snapshots between carry the position of the fence as well. If a person rolls main back
         to one of them by hand, the position before them would claim rows that were dropped.
@@ -232,7 +231,9 @@ class TableFollower:
             # By whole files first; this reads metadata only.
             with commit.update_snapshot(snapshot_properties=marked).delete() as dropped:
                 dropped.delete_by_predicate(parse(beyond))
-            if dropped.rewrites_needed and not self._rewrite_merged_files(commit, position, marked):
+            if dropped.rewrites_needed and not self._rewrite_merged_files(
+                commit, position, marked, cut_files
+            ):
                 commit.delete(beyond, snapshot_properties=marked)
             _append_files(commit, {}, marked | {FENCE: str(timeline)})
             _change_tags(commit, [n for n, at in self.list_tags().items() if at.upto > position])
@@ -261,7 +262,11 @@ class TableFollower:
             )
 
     def _rewrite_merged_files(
-        self, commit: Transaction, position: int, marked: Mapping[str, str]
+        self,
+        commit: Transaction,
+        position: int,
+        marked: Mapping[str, str],
+        cut_files: CutFiles,
     ) -> bool:
         """Rewrite merged files without the rows after a position.
 
@@ -282,19 +287,9 @@ class TableFollower:
         # Files that other programs wrote are not rewritten here; the caller decides about them.
         if not all(one.is_merged and one.last is not None for one in beyond):
             return False
-        new: dict[str, PartitionValues] = {}
-        for one in beyond:
-            rows = read_file_rows(metadata, files, one.file)
-            kept = rows.filter(pc.less_equal(rows["_epoch"], position))
-            put = partial(_write_new_file, files, f"{metadata.location}/")
-            new |= write_partition_files(
-                put,
-                make_merged_stem(metadata),
-                split_by_partition(kept, PhysicalLayout.from_metadata(metadata)),
-            )
-        stage_file_replacement(
-            commit, files, [one.file for one in beyond], new, Operation.OVERWRITE, marked
-        )
+        gone = [one.file for one in beyond]
+        new = cut_files(metadata, gone, position)
+        stage_file_replacement(commit, files, gone, new, Operation.OVERWRITE, marked)
         return True
 
     def _newest_published_snapshot(self) -> Snapshot | None:
@@ -364,12 +359,6 @@ def _has_layout(metadata: TableMetadata, wanted: PhysicalLayout) -> bool:
     except ValueError:
         return False
     return set(found.partitions) == set(wanted.partitions) and found.order == wanted.order
-
-
-def _write_new_file(files: FileIO, folder: str, name: str, data: bytes, _rows: int) -> str:
-    with files.new_output(f"{folder}{name}").create(overwrite=False) as stream:
-        stream.write(data)
-    return f"{folder}{name}"
 
 
 def _append_files(

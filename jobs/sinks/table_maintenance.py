@@ -42,6 +42,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import pyarrow as pa
@@ -57,11 +58,12 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.arrow_tables import conform_to_schema
+from tidegate.jobs.engine.interfaces import RowWork, WorkRunner, run_work_here
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
 from .errors import COMPACTION_UNAVAILABLE, POINTER_LOST
+from .file_arrangement import merge_data_files
 from .iceberg_catalog import (
     build_io_properties,
     list_outage_errors,
@@ -69,7 +71,7 @@ from .iceberg_catalog import (
     resolve_namespace,
 )
 from .lineage_position import PublishedCut, read_published_cut, replace_table_location
-from .published_tables import translate_read_errors, use_plain_types
+from .published_tables import translate_read_errors
 from .table_files import (
     MERGED_FOLDER,
     LiveDataFile,
@@ -78,9 +80,6 @@ from .table_files import (
     get_newest_sequence_number,
     make_merged_stem,
     parse_commit_bound,
-    read_file_rows,
-    split_by_partition,
-    write_partition_files,
 )
 from .table_follower import TableFollower
 
@@ -103,10 +102,17 @@ class CompactionResult:
     skipped: str = ""
 
 
-def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResult]:
+def compact_tables(
+    spec: PipelineSpec, store: Store, run: WorkRunner | None = None
+) -> dict[str, CompactionResult]:
     """Merge small files of every published table; rows, positions and restores are unaffected.
 
     Publishers may run at the same time. One run merges at most 256 groups of files per table.
+
+    Args:
+        spec: the pipeline.
+        store: its store.
+        run: moves the rows; unless given, this process does.
 
     Returns:
         Table -> result; tables that need nothing have equal numbers. Empty if the spec switches
@@ -119,11 +125,12 @@ def compact_tables(spec: PipelineSpec, store: Store) -> dict[str, CompactionResu
     current = read_published_cut(store, spec.name)
     if current is None or not spec.outputs.compact:
         return {}
+    run = run or partial(run_work_here, store)
     outages: tuple[type[Exception], ...] = (ImportError, *list_outage_errors())
     try:
         with closing(open_catalog(spec, store, durable=True)) as catalog:
             return {
-                table: _TableCompactor(spec, store, catalog, current, table).compact()
+                table: _TableCompactor(spec, store, catalog, current, table, run).compact()
                 for table in current.tables
             }
     except outages as error:
@@ -142,6 +149,7 @@ class _TableCompactor:
     _catalog: Catalog
     _current: PublishedCut
     _name: str
+    _run: WorkRunner
 
     def __post_init__(self) -> None:
         self._target = self._spec.outputs.file_mb * 1_000_000
@@ -226,30 +234,16 @@ class _TableCompactor:
         self, follower: TableFollower, bins: Iterable[_FileGroup], arrangement: PhysicalLayout
     ) -> dict[str, PartitionValues]:
         """Step 2: write the merged files of some groups; return address -> partition."""
-        files, metadata = follower.table.io, follower.table.metadata
-        schema = use_plain_types(metadata.schema().as_arrow().empty_table()).schema
-        schema = pa.schema([field.remove_metadata() for field in schema])
+        metadata = follower.table.metadata
+        folder = BucketLayout(self._spec.name).iceberg_table_folder(self._name)
+        works: list[RowWork] = []
+        for group in bins:
+            stem, parts = f"{folder}/{make_merged_stem(metadata)}", [one.file for one in group]
+            works.append(partial(merge_data_files, metadata, parts, stem, arrangement, None))
         new: dict[str, PartitionValues] = {}
-        layout = BucketLayout(self._spec.name)
-        for parts in bins:
-            rows = pa.concat_tables(
-                [
-                    conform_to_schema(read_file_rows(metadata, files, part.file), schema)
-                    for part in parts
-                ]
-            )
-            # A mismatch means that the files are not those that Iceberg describes.
-            assert rows.num_rows == sum(part.file.record_count for part in parts)  # noqa: S101
-            new |= write_partition_files(
-                self._store_merged_file,
-                f"{layout.iceberg_table_folder(self._name)}/{make_merged_stem(metadata)}",
-                split_by_partition(rows, arrangement),
-            )
+        for written in self._run(works):
+            new |= written.list_addresses(self._store)
         return new
-
-    def _store_merged_file(self, key: str, data: bytes, _rows: int) -> str:
-        self._store.create(key, data)
-        return self._store.uri(key)
 
     def _commit_merged_files(
         self,

@@ -73,6 +73,8 @@ _INSTEAD: Final = {
     "receive.buffer.bytes": "use socket.receive.buffer.bytes",
     "send.buffer.bytes": "use socket.send.buffer.bytes",
     "default.api.timeout.ms": "use socket.timeout.ms",
+    "max.request.size": "use message.max.bytes",
+    "buffer.memory": "use queue.buffering.max.kbytes",
 }
 """Beginnings of names that only Java's client has, and what to do."""
 _Settings = dict[str, Any]

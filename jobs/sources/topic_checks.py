@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from importlib.util import find_spec
 
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import (
-    KafkaOptions,
     resolve_environment_value,
     resolve_environment_values,
 )
@@ -16,7 +16,7 @@ from .kafka_client import translate_settings
 
 
 def require_readable_topics(spec: PipelineSpec, environment: Mapping[str, str] | None) -> None:
-    """Refuse options of topics that cannot be used.
+    """Refuse options of topics, of sources and of sinks, that cannot be used.
 
     Args:
         spec: the pipeline.
@@ -27,27 +27,33 @@ def require_readable_topics(spec: PipelineSpec, environment: Mapping[str, str] |
         ConfigurationError: a variable is not set, the client is not installed or has no such
             setting, or a plan of Spark Connect would show a secret.
     """
-    for name, source in spec.sources.items():
-        if source.kafka is None:
-            continue
-        for option, value in source.kafka.options.items():
-            if spec.spark.uses_connect and is_secret_option(option, value):
-                raise KAFKA_LITERAL_SECRET(source=name, option=option)
+    topics = {name: source.kafka for name, source in spec.sources.items() if source.kafka}
+    given = {f"sources.{name}.kafka.options": kafka.options for name, kafka in topics.items()}
+    for name, sink in spec.sinks.items():
+        if isinstance(sink, KafkaSinkSpec):
+            given[f"sinks.{name}.options"] = sink.options
+    for field, options in given.items():
+        if spec.spark.uses_connect:
+            _require_no_secrets(field, options)
         if environment is not None:
-            _require_settings(source.kafka, environment)
+            translate_settings(resolve_environment_values(field, options, environment))
         elif find_spec("confluent_kafka") is not None:
-            _require_names(source.kafka)
+            _require_names(options)
+    for name, kafka in topics.items() if environment is not None else ():
+        if kafka.registry_login is not None:
+            field = f"sources.{name}.kafka.registry_login"
+            resolve_environment_value(field, kafka.registry_login, environment or {})
 
 
-def _require_settings(kafka: KafkaOptions, environment: Mapping[str, str]) -> None:
-    translate_settings(resolve_environment_values("kafka.options", kafka.options, environment))
-    if kafka.registry_login is not None:
-        resolve_environment_value("kafka.registry_login", kafka.registry_login, environment)
+def _require_no_secrets(field: str, options: Mapping[str, str]) -> None:
+    for option, value in options.items():
+        if is_secret_option(option, value):
+            raise KAFKA_LITERAL_SECRET(field=field, option=option)
 
 
-def _require_names(kafka: KafkaOptions) -> None:
+def _require_names(given: Mapping[str, str]) -> None:
     """Judge options whose values may be in an environment that is not this one."""
-    options = dict(kafka.options)
+    options = dict(given)
     for name in ("ssl.truststore.type", "ssl.keystore.type"):
         if options.get(name, "").startswith("env:"):
             options[name] = "PEM"  # the variable may say so

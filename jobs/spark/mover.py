@@ -6,6 +6,7 @@ State is merged in the driver while it is small, else by a job of its own.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,14 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.file_footers import note_footers
-from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, SurveyedCut
+from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, RowWork, SurveyedCut
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.stored_partials import delete_tables
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import InspectedObject
+from tidegate.jobs.spec.operations import read_sink_variables
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner
 from tidegate.jobs.streams.row_history import LogHistory
@@ -35,7 +37,7 @@ from .epoch_context import EpochContext
 from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
-from .python_tasks import StoreSample, build_topic_variables
+from .python_tasks import StoreSample, build_topic_variables, have_executors_keys
 from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
@@ -52,6 +54,9 @@ from .stream_tasks import TaskDispatcher
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import count_released_rows, release_in_tasks
 from .task_runner import choose_runner
+from .work_tasks import run_work_in_tasks
+
+_LIBRARIES_OF_SINKS = {"kafka": "confluent_kafka", "postgres": "psycopg"}  # by the kind of the sink
 
 
 class SparkMover:
@@ -146,6 +151,19 @@ class SparkMover:
         """
         return TaskDispatcher(self._sessions, self._spec, store, history, here)
 
+    def run_work(self, works: Sequence[RowWork]) -> list[Any]:
+        """Do work on rows of sealed epochs, each piece in a task; any thread may call it.
+
+        Raises what the first piece has raised, a PoisonError if a task failed, and a TransientError
+        if executors were lost.
+        """
+        with self._report_errors():
+            answers = run_work_in_tasks(self._sessions, self._store.url, works)
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        return [answer.value for answer in answers]
+
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
         if isinstance(self._store, InputView):
@@ -166,8 +184,12 @@ class SparkMover:
             libraries = ["confluent_kafka"] if topics else []
             if any(kafka.payload == "protobuf" for kafka in topics):
                 libraries.append("google.protobuf.message")
+            kinds = {sink.kind for sink in spec.sinks.values()}
+            libraries += [name for kind, name in _LIBRARIES_OF_SINKS.items() if kind in kinds]
             session, key = self._sessions.full, BucketLayout(spec.name).lease_key
             variables = build_topic_variables(session, spec)
+            if not have_executors_keys(session):
+                variables |= read_sink_variables(spec, os.environ)
             sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
             runner = choose_runner(session)
             runner.start_workers(session, variables, libraries, sample, remove_settings(spec))

@@ -17,6 +17,7 @@ from tidegate.time_units import Duration, PositiveDuration
 
 from .event_time_options import OmittedIfNone, OptionalDuration, SpecModel
 from .table_layout import TableLayout
+from .variables import VARIABLE
 
 if TYPE_CHECKING:
     from .pipeline import PipelineSpec
@@ -458,7 +459,10 @@ class WebhookSinkSpec(_StandardSinkSpec):
 
 
 class KafkaSinkSpec(_StandardSinkSpec):
-    """A message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``."""
+    """A message per row, with the epoch's checkpoint id in the header ``tidegate-epoch``.
+
+    It needs ``pip install "tidegate[kafka]"``.
+    """
 
     kind: Literal["kafka"]
     """Kind of the sink."""
@@ -467,11 +471,9 @@ class KafkaSinkSpec(_StandardSinkSpec):
     topic: str
     """Name of the topic; ``{table}`` is replaced by the table's name."""
     delivery: Literal["at_least_once", "exactly_once"] = "at_least_once"
-    """With ``exactly_once`` an epoch is one transaction, for readers of committed messages;
-    this needs ``pip install "tidegate[kafka]"``.
-    """
+    """With ``exactly_once`` an epoch is one transaction, for readers of committed messages."""
     options: dict[str, str] = {}
-    """Settings of the Kafka client: Java's names, with `exactly_once` librdkafka's.
+    """Settings of the Kafka client, librdkafka, as for [topics](kafka.md#options-of-the-client).
 
     A value ``env:NAME`` is read from the environment.
     """
@@ -485,6 +487,18 @@ SinkSpec = Annotated[
 JARS = read_data_file(__package__, "jars.toml")
 """The jars that a pipeline or job needs in addition to those of Spark."""
 _JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
+
+
+def read_sink_variables(spec: PipelineSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of the environment that the addresses and options of sinks name."""
+    named: set[str] = set()
+    for sink in spec.sinks.values():
+        address = sink.path if isinstance(sink, FilesSinkSpec) else getattr(sink, "url", "")
+        named |= {found["name"] for found in VARIABLE.finditer(address)}
+        for value in sink.options.values() if isinstance(sink, KafkaSinkSpec) else ():
+            if value.startswith("env:"):
+                named.add(value.removeprefix("env:"))
+    return {name: text for name, text in environment.items() if name in named}
 
 
 def add_connector_jars(spec: PipelineSpec) -> SparkSpec:
@@ -523,19 +537,17 @@ def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
-    """Packages for topics that Spark reads or writes, and what is not to come with them.
+    """Packages for topics that Spark reads, and what is not to come with them.
 
-    Python tasks fetch the messages of sources. Spark decodes only those of Avro.
+    Python tasks fetch the messages of sources and send those of sinks. Spark decodes only Avro, and
+    lands topics.
     """
     topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
-    into = any(
-        sink.kind == "kafka" and sink.delivery == "at_least_once" for sink in spec.sinks.values()
-    )
     landed = any(
         source.landing is not None and source.landing.format == "kafka"
         for source in spec.sources.values()
     )
     avro = JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
-    if not (into or landed):
+    if not landed:
         return avro, []
     return [*JARS["kafka"], *avro], JARS["kafka_excludes"]

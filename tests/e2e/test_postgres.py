@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ import pytest
 
 from tests.servers.postgres import PostgresServer, running
 from tests.sinks.conftest import UID, World, make_spec
+from tests.sinks.elsewhere import run_elsewhere
 from tidegate.checkpoints.bucket_layout import CheckpointId
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
@@ -61,7 +63,8 @@ def sink_of(world: World, uid: str = UID) -> PostgresSink:
     """A publisher."""
     given = world.spec.sinks["warehouse"]
     assert isinstance(given, PostgresSinkSpec)
-    return PostgresSink("warehouse", given, world.spec, world.store, uid)
+    run = partial(run_elsewhere, world.store)
+    return PostgresSink("warehouse", given, world.spec, world.store, uid, run)
 
 
 def events(pg: PostgresServer) -> list[tuple[int, int]]:

@@ -126,7 +126,7 @@ def check_division(found: Evidence) -> list[str]:
         sizes[len(tasks)] -= 1
         if sizes[len(tasks)] < 0:
             wrong.append(f"{where}: Spark ran no stage of {len(tasks)} tasks")
-        largest = max((task["bytes"] for task in tasks), default=0)
+        largest = max((task.get("bytes", 0) for task in tasks), default=0)
         if largest > LARGEST_TASK:
             wrong.append(f"{where}: a task read {format_size(largest)}")
         if event["job"] in INPUT_JOBS:

@@ -134,6 +134,11 @@ def list_pipelines() -> list[Pipeline]:
     kept = build_default_fields("kept")
     for window in kept["windows"].values():
         window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
+    sinks = build_default_fields(
+        "sinks",
+        outputs={"layout": {"events": {"partition_by": ["bucket(4, key)"], "sort_by": ["value"]}}},
+        sinks={"out": {"kind": "files", "path": "exports"}},
+    )
     return [
         Pipeline("demo", flights, fill_flights),
         *(
@@ -147,6 +152,7 @@ def list_pipelines() -> list[Pipeline]:
         *(Pipeline(f"bench-{job}", build_bench_fields(job), many) for job in JOBS),
         Pipeline("default", build_default_fields("default"), many),
         Pipeline("streams", streams, partial(fill_generated, rows=40_000, files=2)),
+        Pipeline("sinks", sinks, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("only-spark", only_spark, many),
         Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),

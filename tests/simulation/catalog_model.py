@@ -402,7 +402,7 @@ class ModelFollower(TableFollower):
         self._require_there(_keys(files))
         self._commit(timeline, change)
 
-    def rewind(self, timeline: int, position: int) -> None:
+    def rewind(self, timeline: int, position: int, _cut_files: object = None) -> None:
         """Drop later slots and append the fence; a merged file with such slots is written again."""
         judged = self._metadata.main
         kept = tuple(

@@ -37,11 +37,9 @@ class _SimTable(_TableCompactor):
             )
             assert rows.num_rows == sum(part.file.record_count for part in parts)
             stem = f"{self._spec.name}/iceberg/{self._name}/{make_merged_stem(follower.table.metadata)}"
-            new[
-                self._store_merged_file(
-                    f"{stem}-{0:016x}.parquet", marshal.dumps([*rows], 2), rows.num_rows
-                )
-            ] = ()
+            key = f"{stem}-{0:016x}.parquet"
+            self._store.create(key, marshal.dumps([*rows], 2))
+            new[self._store.uri(key)] = ()
         return new
 
 

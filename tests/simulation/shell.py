@@ -200,7 +200,7 @@ def options_of(
     )
 
 
-def _make_sinks(spec: PipelineSpec, store: SimStore, uid: str) -> list[Any]:
+def _make_sinks(spec: PipelineSpec, store: SimStore, uid: str, _run: object = None) -> list[Any]:
     stage = store.world.stage
     return [
         SimSink(spec, store, uid, stage.open_catalog(store)),

@@ -205,7 +205,7 @@ SINKS_MUTANTS = (
         lambda: [
             reword(
                 ExactlyOnceKafkaSink,
-                "_load_position",
+                "_acquire_ledger",
                 "self._client.acquire_ledger()",
                 "self._client.acquire_ledger() and None",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.epochs import retire_epoch
 from tests.manual_clock import ManualClock
+from tests.sinks.elsewhere import run_elsewhere
 
 from tidegate.checkpoints.bucket_layout import (
     LAST_SLOT,
@@ -67,7 +69,7 @@ class World:
 
     def sink(self, uid: str = UID) -> IcebergSink:
         """A publisher; all of them share a catalog."""
-        return IcebergSink(self.spec, self.store, uid)
+        return IcebergSink(self.spec, self.store, uid, partial(run_elsewhere, self.store))
 
     def seal(
         self,

@@ -5,6 +5,7 @@ No row changes if others commit, restore, sleep or die meanwhile.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.sinks.conftest import World, make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
 from tests.sinks.table_checks import before_the_commit, filled
 
+from tidegate.jobs.engine.interfaces import run_work_here
 from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import PublishedCut, read_published_cut
 from tidegate.jobs.sinks.published_tables import read_table
@@ -124,8 +126,8 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
     world = filled(tmp_path, 6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            table_maintenance._TableCompactor,
-            "_store_merged_file",
+            table_maintenance,
+            "merge_data_files",
             lambda *_: pytest.fail("nothing is to be written"),
         )
         patch.setattr(table_maintenance, "_LOWEST_LEVEL_BYTES", 1)
@@ -135,6 +137,7 @@ def test_files_of_the_size_wanted_are_left_alone(tmp_path: Path) -> None:
             world.sink()._catalog,
             PublishedCut("0" * 32, 0, 0),
             "events",
+            partial(run_work_here, world.store),
         )
         target._target = 100
         assert target.compact() == CompactionResult(6, 6)
@@ -337,11 +340,14 @@ def test_tables_that_it_must_not_touch(tmp_path: Path, monkeypatch: pytest.Monke
     current = read_published_cut(world.store, "p")
     assert current is not None
     catalog = world.sink()._catalog
+    run = partial(run_work_here, world.store)
     other = table_maintenance._TableCompactor(
-        world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events"
+        world.spec, world.store, catalog, PublishedCut("1" * 32, 0, 5), "events", run
     )
     assert "another pipeline" in other.compact().skipped
-    absent = table_maintenance._TableCompactor(world.spec, world.store, catalog, current, "hourly")
+    absent = table_maintenance._TableCompactor(
+        world.spec, world.store, catalog, current, "hourly", run
+    )
     assert "does not have it" in absent.compact().skipped
 
     def refuse(_: TableFollower) -> None:

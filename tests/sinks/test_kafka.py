@@ -6,14 +6,14 @@ A row each, named, with its epoch; receivers can recognise repetitions and resto
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterable
 
-import pyarrow as pa
 import pytest
 from tests.engine.harness import Bench, row, spec_of
 
 from tidegate.errors import ConfigurationError, TransientError
-from tidegate.jobs.sinks.kafka_sink import KafkaSink
+from tidegate.jobs.sinks.kafka_sink import KafkaClientError, KafkaMessage, KafkaSink
+from tidegate.jobs.sources.topic_checks import require_readable_topics
 from tidegate.jobs.spec.operations import KafkaSinkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -21,18 +21,17 @@ GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", table
 
 
 class Broker:
-    """Keeps what it is sent; refuses while `away`."""
+    """Keeps what it is sent; answers with `refuses` while that is not empty."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.away = False
-        self.says = "no one there"
+        self.messages: list[KafkaMessage] = []
+        self.refuses: tuple[str, str] | None = None
 
-    def __call__(self, messages: pa.Table, settings: dict[str, str]) -> None:
+    def __call__(self, messages: Iterable[KafkaMessage], settings: dict[str, str]) -> None:
         assert settings == {"bootstrap.servers": "b:9092"}
-        if self.away:
-            raise OSError(self.says)
-        self.messages += messages.to_pylist()
+        if self.refuses:
+            raise KafkaClientError(*self.refuses)
+        self.messages += messages
 
 
 def bench() -> Bench:
@@ -61,28 +60,27 @@ def test_a_message_per_row() -> None:
     assert follower.follow(world.log) == 1
     assert follower.follow(world.log) == 0
     events = world.rows("events")
-    assert {m["key"] for m in broker.messages} == {
+    assert {m.key for m in broker.messages} == {
         f"{e['_source']}/{e['_partition']}/{e['_seq']}" for e in events
     }
-    assert sorted(json.loads(m["value"])["v"] for m in broker.messages) == sorted(
+    assert sorted(json.loads(m.value or "")["v"] for m in broker.messages) == sorted(
         e["v"] for e in events
     )
-    headers = {header["key"]: header["value"].decode() for header in broker.messages[0]["headers"]}
-    assert headers == {
-        "tidegate-uid": "uid",
-        "tidegate-epoch": str(world.epochs()[0].id),
-        "tidegate-table": "events",
+    assert dict(broker.messages[0].headers) == {
+        "tidegate-uid": b"uid",
+        "tidegate-epoch": str(world.epochs()[0].id).encode(),
+        "tidegate-table": b"events",
     }
-    assert {m["topic"] for m in broker.messages} == {"out.events"}
+    assert {m.topic for m in broker.messages} == {"out.events"}
 
 
 def test_again_after_an_outage() -> None:
     """While the brokers are away nothing is marked; afterwards the epoch comes whole."""
     world, broker = bench(), Broker()
-    broker.away = True
+    broker.refuses = "_TRANSPORT", "no one there"
     with pytest.raises(TransientError, match="no one there"):
         sink(world, broker).follow(world.log)
-    broker.away = False
+    broker.refuses = None
     assert sink(world, broker).follow(world.log) == 1
     assert len(broker.messages) == len(world.rows("events"))
 
@@ -90,24 +88,29 @@ def test_again_after_an_outage() -> None:
 def test_a_message_that_is_too_large() -> None:
     """No waiting mends it: which settings to raise is said."""
     world, broker = bench(), Broker()
-    broker.away = True
-    broker.says = (
-        "Job aborted\nCaused by: org.apache.kafka.common.errors.RecordTooLargeException: The"
-        " message is 2000000 bytes"
-    )
-    with pytest.raises(ConfigurationError, match="The message is 2000000 bytes") as caught:
+    broker.refuses = "MSG_SIZE_TOO_LARGE", "Broker: Message size too large"
+    with pytest.raises(ConfigurationError, match="Message size too large") as caught:
         sink(world, broker).follow(world.log)
     assert caught.value.code == "sink.too_large"
 
 
-def test_connector_is_asked_for() -> None:
-    """A pipeline with a Kafka sink gets Spark's connector, unless its own settings name jars."""
+def test_it_needs_no_connector_of_spark() -> None:
+    """Python tasks send the messages, so a Kafka sink brings no jars."""
     plain = spec_of()
     raw = plain.model_dump(by_alias=True, exclude_unset=True) | {
         "sinks": {"out": GIVEN.model_dump()}
     }
-    spec = PipelineSpec.model_validate(raw)
-    assert "spark-sql-kafka" in add_connector_jars(spec).conf["spark.jars.packages"]
-    assert add_connector_jars(plain) == plain.spark
-    own = PipelineSpec.model_validate(raw | {"spark": {"conf": {"spark.jars": "mine.jar"}}})
-    assert add_connector_jars(own).conf == {"spark.jars": "mine.jar"}
+    assert add_connector_jars(PipelineSpec.model_validate(raw)) == plain.spark
+
+
+def test_options_that_the_client_lacks() -> None:
+    """A name of Java's client that librdkafka does not have ends the start, with the one to use."""
+    raw = spec_of().model_dump(by_alias=True, exclude_unset=True)
+    options = {"max.request.size": "5000000"}
+    sinks = {"out": GIVEN.model_copy(update={"options": options}).model_dump()}
+    spec = PipelineSpec.model_validate(raw | {"sinks": sinks})
+    environments: tuple[dict[str, str] | None, ...] = ({}, None)
+    for environment in environments:
+        with pytest.raises(ConfigurationError, match=r"max\.request\.size") as caught:
+            require_readable_topics(spec, environment)
+        assert "message.max.bytes" in (caught.value.advice or "")

@@ -14,10 +14,10 @@ from tests.manual_clock import ManualClock
 from tests.sinks.conftest import make_spec
 from tests.sinks.flight_tables import COLUMNS, LAYOUT, content, make_world, paths, published
 
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.errors import PoisonError
 from tidegate.jobs.sinks.iceberg_catalog import forget_published_tables
-from tidegate.jobs.sinks.iceberg_sink import IcebergSink
 from tidegate.jobs.sinks.published_tables import (
     find_published_slot,
     have_followers_rewound,
@@ -195,13 +195,14 @@ def test_a_file_from_another_process_is_not_taken(tmp_path: Path) -> None:
     sink = world.sink()
     stolen = pq.read_table(world.store.uri(epoch.files["events"][0].key)).slice(0, 1)
 
-    def other(self: IcebergSink, key: str, data: bytes, rows: int) -> str:
-        pq.write_table(stolen, world.store.uri(key))
-        return original(self, key, data, rows)
+    def other(self: LocalStore, key: str, data: bytes) -> object:
+        if "/tables/events/" in key:
+            pq.write_table(stolen, world.store.uri(key))
+        return original(self, key, data)
 
-    original = IcebergSink._create_layout_file
+    original = LocalStore.create
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergSink, "_create_layout_file", other)
+        patch.setattr(LocalStore, "create", other)
         Path(world.store.uri(f"{world.layout.table_prefix('events', epoch.id)}x")).parent.mkdir(
             parents=True, exist_ok=True
         )

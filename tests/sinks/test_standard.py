@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from unittest.mock import patch
 import pyarrow.parquet as pq
 import pytest
 from tests.sinks.conftest import UID, World, make_spec
+from tests.sinks.elsewhere import run_elsewhere
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, PoisonError, TransientError
@@ -95,7 +97,8 @@ def world_with(tmp_path: Path, **given: Any) -> tuple[World, SlotFollower]:
 
 def follower(world: World) -> SlotFollower:
     """Another publisher of the same sink."""
-    made = make_sinks(world.spec, world.store, UID)[1]
+    run = partial(run_elsewhere, world.store)
+    made = make_sinks(world.spec, world.store, UID, run)[1]
     assert isinstance(made, SlotFollower)
     return made
 
