@@ -53,7 +53,7 @@ class WrittenFiles:
         return {store.uri(key): values for key, values in self.partitions.items()}
 
 
-def arrange_epoch_files(
+def rewrite_epoch_files(
     pipeline: str, keys: Sequence[str], stem: str, arrangement: PhysicalLayout, store: Store
 ) -> WrittenFiles:
     """Write the rows of an epoch's files again, by a layout.

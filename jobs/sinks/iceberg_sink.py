@@ -43,7 +43,7 @@ from .errors import (
     TABLE_OF_OTHER_PIPELINE,
     TABLES_UNREACHABLE,
 )
-from .file_arrangement import arrange_epoch_files, merge_data_files
+from .file_arrangement import rewrite_epoch_files, merge_data_files
 from .iceberg_catalog import (
     build_table_location,
     list_outage_errors,
@@ -411,7 +411,7 @@ class IcebergSink:
         for epoch, keys in sealed:
             stem = f"{self._layout.table_prefix(table, epoch.id)}{arrangement.digest}"
             if keys:
-                works.append(partial(arrange_epoch_files, self.spec.name, keys, stem, arrangement))
+                works.append(partial(rewrite_epoch_files, self.spec.name, keys, stem, arrangement))
         # The tables of barriers and checkpoints are the driver's own.
         run = self._run_here if table in (BARRIERS, CHECKPOINTS) else self._run
         written: dict[str, PartitionValues] = {}

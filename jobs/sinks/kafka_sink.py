@@ -117,7 +117,7 @@ def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any])
                 # Brokers that are away are found at once, and not message by message.
                 producer.list_topics(message.topic, timeout=_QUESTION_SECONDS)
                 asked = message.topic
-            produce_message(producer, message, note_answer)
+            send_message(producer, message, note_answer)
             if refused:
                 break
         producer.flush()
@@ -127,7 +127,7 @@ def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any])
         raise KafkaClientError(refused[0].name(), refused[0].str())
 
 
-def produce_message(
+def send_message(
     producer: Any, message: KafkaMessage, on_delivery: Callable[[Any, Any], None] | None = None
 ) -> None:
     """Hand a message to a client's producer, and wait while its queue is full."""
@@ -439,7 +439,7 @@ class ConfluentProducer:
         try:
             self._producer.begin_transaction()
             for message in messages:
-                produce_message(self._producer, message)
+                send_message(self._producer, message)
             offset = TopicPartition(self._topic, 0, number, ledger)
             self._producer.send_offsets_to_transaction([offset], self._group, _ANSWER_SECONDS)
             self._producer.commit_transaction(_TRANSACTION_SECONDS)

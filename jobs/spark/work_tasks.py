@@ -52,7 +52,7 @@ def run_work_in_tasks(
     """
     if not works:
         return []
-    run = partial(do_work_in_task, store)
+    run = partial(run_in_task, store)
     runner = choose_runner(sessions.full)
     answers: list[WorkAnswer] = runner.run_small_job(sessions, run, list(enumerate(works)))
     answers.sort(key=lambda one: one.number)
@@ -69,7 +69,7 @@ def run_work_in_tasks(
     return answers
 
 
-def do_work_in_task(store: str, orders: Iterable[tuple[int, RowWork]]) -> Iterator[WorkAnswer]:
+def run_in_task(store: str, orders: Iterable[tuple[int, RowWork]]) -> Iterator[WorkAnswer]:
     """The body of a task that does work; `store` is the address of the pipeline's store.
 
     Errors are answers: Spark would try a task that fails again, and hide what it raised.
