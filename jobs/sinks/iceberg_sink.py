@@ -43,7 +43,7 @@ from .errors import (
     TABLE_OF_OTHER_PIPELINE,
     TABLES_UNREACHABLE,
 )
-from .file_arrangement import rewrite_epoch_files, merge_data_files
+from .file_arrangement import merge_data_files, rewrite_epoch_files
 from .iceberg_catalog import (
     build_table_location,
     list_outage_errors,
