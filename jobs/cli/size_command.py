@@ -25,8 +25,8 @@ def show_cluster_size(
     """Compute how many cores of executors a pipeline needs, from its own newest epochs.
 
     The processor time of tasks is laid upon so many cores, and the rest of each epoch stays as it
-    was. It prints the figures and the assumptions. The exit code is 1 if no number of cores is
-    enough.
+    was. It prints the figures, the most memory that a Python worker has held, and the assumptions.
+    The exit code is 1 if no number of cores is enough.
     """
     from tidegate.checkpoints.driver_reports import list_log_attempts, read_log_tail
     from tidegate.jobs.engine.cluster_size import ASSUMPTIONS, MOST_CORES, collect_figures

@@ -18,6 +18,7 @@ ASSUMPTIONS: Final = (
     "epochs stay as large as those measured",
     "every core is as fast as those that ran, and tasks divide evenly among cores",
     "time in which a task waits, such as for the store, is counted as the driver's",
+    "what Python workers of one host share, such as code, is counted in the memory of each",
     "what Spark SQL evaluates between two Python tasks is counted as the driver's too",
 )
 
@@ -30,11 +31,13 @@ class JobFigures:
         cpu: seconds of processor time of all tasks.
         longest: of the longest one.
         workers: how many Python workers ran them.
+        memory: the most bytes that one of these has held so far; 0 if the log does not say it.
     """
 
     cpu: float
     longest: float
     workers: int
+    memory: int = 0
 
     def lay_upon(self, cores: int) -> float:
         """Return the least number of seconds that the tasks take on so many cores."""
@@ -76,6 +79,11 @@ class ClusterSize:
     def cpu(self) -> float:
         """Seconds of processor time of all tasks."""
         return sum(job.cpu for epoch in self.epochs for job in epoch.jobs)
+
+    @property
+    def memory(self) -> int:
+        """The most bytes that a Python worker has held; 0 if the log does not say it."""
+        return max((job.memory for epoch in self.epochs for job in epoch.jobs), default=0)
 
     def predict_rate(self, cores: int) -> float:
         """Return the rows per second with so many cores of executors."""
@@ -130,4 +138,5 @@ def _read_jobs(log: Iterable[str]) -> dict[int, list[JobFigures]]:
 def _sum_tasks(tasks: Sequence[JsonView]) -> JobFigures:
     cpu = [float(task["cpu"]) for task in tasks]
     workers = {(task["parent"], task["pid"]) for task in tasks}
-    return JobFigures(sum(cpu), max(cpu), len(workers))
+    memory = max(int(task.get("memory", 0)) for task in tasks)
+    return JobFigures(sum(cpu), max(cpu), len(workers), memory)

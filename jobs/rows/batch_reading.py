@@ -32,12 +32,12 @@ from .session_folds import is_folded_by_parts, merge_parts
 from .slice_reading import CutPart, PhysicalColumns
 from .slice_scan import MOST_CELLS
 from .stored_partials import decode_table, encode_table
+from .task_report import TaskReport
 from .unit_reading import (
     NO_BOUND,
     ReadOrder,
     SimilarParts,
     SliceSummary,
-    TaskReport,
     UnitAnswer,
     UnitReading,
     decode_parts,

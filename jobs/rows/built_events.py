@@ -25,6 +25,7 @@ from tidegate.time_units import saturate_ticks
 
 from .attempt_files import open_task_store, store_task_rows
 from .event_files import FileAnswer
+from .task_report import TaskReport
 
 Ints = NDArray[np.int64]
 
@@ -101,7 +102,7 @@ def write_built_events(order: BuildOrder) -> BuildAnswer:
             answer.file = store_task_rows(order.store, built, stem, kind, "stamp", {}, found)
     except TidegateError as error:
         answer.error = error
-    answer.cpu = time.process_time() - begun
+    answer.report = TaskReport.measure_since(begun)
     return answer
 
 

@@ -12,7 +12,6 @@ those of live order segments. Positions are contiguous over all files.
   knows its first position.
 """
 
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -41,6 +40,7 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from .attempt_files import open_task_store, store_task_rows
 from .errors import KEPT_ROWS_LOST
 from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
+from .task_report import TaskReport
 
 RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
@@ -127,7 +127,7 @@ class FileAnswer:
         newest: greatest (section, event time) that left in order.
         flagged: late rows that left at once.
         waiting: key of a segment -> its rows from `before` and from `after` on.
-        cpu: seconds of processor time.
+        report: None until the task is through with it.
         error: why nothing can be sealed; the rest says nothing then.
     """
 
@@ -138,9 +138,7 @@ class FileAnswer:
     newest: ReleaseMark | None = None
     flagged: int = 0
     waiting: dict[str, tuple[int, int]] = field(default_factory=dict)
-    pid: int = field(default_factory=os.getpid)
-    parent: int = field(default_factory=os.getppid)
-    cpu: float = 0.0
+    report: TaskReport | None = None
     error: TidegateError | None = None
 
 
@@ -161,7 +159,7 @@ def write_unit_events(
             _write_events(answer, order, *_assign_positions(table, firsts))
     except TidegateError as error:
         answer.error = error
-    answer.cpu = time.process_time() - begun
+    answer.report = TaskReport.measure_since(begun)
     return answer
 
 
@@ -296,7 +294,7 @@ def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[Fi
             _write_target(answer, order, pieces.pop(target, []), summaries[target])
         except TidegateError as error:
             answer.error = error
-        answer.cpu = time.process_time() - begun
+        answer.report = TaskReport.measure_since(begun)
         yield answer
 
 

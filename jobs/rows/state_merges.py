@@ -20,7 +20,7 @@ from .session_folds import is_folded_by_parts
 from .session_merges import SessionMerge
 from .state_files import MergedState, StateFiles, StateOrder
 from .stored_partials import StoredTable, decode_table, encode_table, send_table
-from .unit_reading import TaskReport
+from .task_report import TaskReport
 from .window_merges import WindowMerge, list_bucket_columns
 
 MERGE_ROWS: Final = 500_000

@@ -11,7 +11,6 @@ those of the answer that Spark takes are named by the manifest.
 from __future__ import annotations
 
 import io
-import os
 import sys
 import time
 from collections import Counter
@@ -76,6 +75,7 @@ from .slice_scan import (
     scan_slice,
 )
 from .stored_partials import SENT_BYTES, StoredTable, decode_table, encode_table, store_table
+from .task_report import TaskReport
 from .topic_reading import (
     OddMessagesError,
     UnknownSchemasError,
@@ -185,20 +185,6 @@ class UnitAnswer:
     unknown: dict[str, dict[int, str]] = field(default_factory=dict)
     odd: set[str] = field(default_factory=set)
     left: str | None = None
-
-
-@dataclass(frozen=True)
-class TaskReport:
-    """What a task cost: its process and that one's parent, and seconds of processor time."""
-
-    pid: int
-    parent: int
-    cpu: float
-
-    @classmethod
-    def measure_since(cls, begun: float) -> TaskReport:
-        """Return what this process has cost since `time.process_time` was `begun`."""
-        return cls(os.getpid(), os.getppid(), time.process_time() - begun)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ from tidegate.jobs.rows.slice_reading import (
     build_row_schema,
     group_similar_parts,
 )
+from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
     SimilarParts,
-    TaskReport,
     UnitAnswer,
     find_source,
     list_parts,

@@ -43,8 +43,9 @@ from tidegate.jobs.rows.event_files import (
 )
 from tidegate.jobs.rows.kept_rows import KeptPiece, encode_kept_rows
 from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, describe_unit
+from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.topic_reading import build_settings_variables, require_settings
-from tidegate.jobs.rows.unit_reading import ReadOrder, TaskReport, UnitAnswer
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
@@ -289,22 +290,19 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
         "task": answer.number,
         "rows": answer.rows,
         "bytes": answer.read_bytes,
-        "pid": report.pid,
-        "parent": report.parent,
-        "cpu": round(report.cpu, 6),
+        **report.describe(),
     }
 
 
 def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
     """Return what the log says of a task that has written these files."""
     files = [answer.file for answer in answers if answer.file is not None]
+    reports = [answer.report for answer in answers if answer.report is not None]
     return {
         "task": task,
         "rows": sum(file.rows for file in files),
         "bytes": sum(file.bytes for file in files),
-        "pid": answers[0].pid,
-        "parent": answers[0].parent,
-        "cpu": round(sum(answer.cpu for answer in answers), 6),
+        **TaskReport.sum_up(reports).describe(),
     }
 
 

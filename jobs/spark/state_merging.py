@@ -258,9 +258,7 @@ def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
         "task": answer.bucket,
         "rows": sum(ref.rows for ref in files),
         "bytes": sum(ref.bytes for ref in files),
-        "pid": answer.report.pid,
-        "parent": answer.report.parent,
-        "cpu": round(answer.report.cpu, 6),
+        **answer.report.describe(),
     }
 
 

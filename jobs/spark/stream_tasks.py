@@ -46,8 +46,8 @@ from tidegate.jobs.rows.stored_partials import (
     delete_tables,
     send_table,
 )
+from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.topic_reading import remove_settings
-from tidegate.jobs.rows.unit_reading import TaskReport
 from tidegate.jobs.rules.duck_frame import compute_columns
 from tidegate.jobs.rules.row_conditions import quote_name
 from tidegate.jobs.sinks.published_tables import read_positions
@@ -350,9 +350,7 @@ class TaskDispatcher:
                 "task": task,
                 "rows": sum(ref.rows for ref in written),
                 "bytes": sum(ref.bytes for ref in written),
-                "pid": report.pid,
-                "parent": report.parent,
-                "cpu": round(report.cpu, 6),
+                **report.describe(),
             }
             for task, (written, report) in enumerate(reports)
         ]

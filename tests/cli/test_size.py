@@ -14,7 +14,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 def _log_tasks(log: SlotLog, folder: Path) -> None:
     """Two epochs of one row task; the later one is the one that counts."""
     head = log.head().slot
-    task = {"cpu": 0.001, "pid": 2, "parent": 1}
+    task = {"cpu": 0.001, "pid": 2, "parent": 1, "memory": 250_000_000}
     lines = [
         json.dumps({"event": "tasks_finished", "job": "read", "slot": slot, "tasks": [task]})
         for slot in (head - 1, head)
@@ -32,6 +32,7 @@ def test_cores_and_what_is_assumed_are_printed(cli: Cli, log: SlotLog, tmp_path:
     assert said.exit_code == 0
     assert "flights: 1 epochs, 10 rows each" in said.out
     assert "1 rows/s: 1 core of executors" in said.out
+    assert "memory: at most 250 MB in a Python worker" in said.out
     assert "assumed: epochs stay as large as those measured" in said.out
     said = cli("size", "flights", "--rows-per-second", "1000000000")
     assert said.exit_code == 1

@@ -22,9 +22,10 @@ def make_manifest(slot: int, read: int) -> Manifest:
     return Manifest.model_construct(slot=slot, counters=counters, timings=timings)
 
 
-def log_tasks(slot: int, job: str, cpu: Sequence[float]) -> str:
+def log_tasks(slot: int, job: str, cpu: Sequence[float], memory: int = 0) -> str:
     """A line of a driver's log; each task ran in a worker of its own."""
-    tasks = [{"cpu": one, "pid": pid, "parent": 1} for pid, one in enumerate(cpu)]
+    own = {"parent": 1, "memory": memory}
+    tasks = [{"cpu": one, "pid": pid, **own} for pid, one in enumerate(cpu)]
     return json.dumps({"event": "tasks_finished", "job": job, "slot": slot, "tasks": tasks})
 
 
@@ -48,12 +49,14 @@ def test_figures_are_those_of_sealed_attempts() -> None:
         log_tasks(2, "read", [9.0]),
         log_tasks(3, "read", [9.0]),
         "Traceback of a driver",
-        log_tasks(3, "read", [0.4, 0.2]),
-        log_tasks(3, "events", [0.1]),
+        log_tasks(3, "read", [0.4, 0.2], memory=300),
+        log_tasks(3, "events", [0.1], memory=500),
         json.dumps({"event": "tasks_finished", "job": "inspect", "tasks": [{"cpu": 1.0}]}),
         log_tasks(9, "read", [1.0]),
     ]
-    (epoch,) = collect_figures(manifests, log).epochs
+    size = collect_figures(manifests, log)
+    (epoch,) = size.epochs
+    assert size.memory == 500
     assert (epoch.slot, epoch.rows, epoch.seconds) == (3, 100, 2.0)
     assert [(job.cpu, job.longest, job.workers) for job in epoch.jobs] == [
         (pytest.approx(0.6), 0.4, 2),

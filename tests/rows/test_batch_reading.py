@@ -22,9 +22,9 @@ from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import open_part
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
+from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
-    TaskReport,
     UnitAnswer,
     UnitReading,
     list_parts,

@@ -247,6 +247,8 @@ def test_each_job_reports_its_tasks(
     sizes = [p.stat().st_size for p in sorted((tmp_path / "store" / "inbox").rglob("*.parquet"))]
     assert [t["bytes"] for t in job["tasks"]] == sizes
     assert os.getpid() not in {t["pid"] for t in job["tasks"]}
+    # It has imported Arrow and DuckDB.
+    assert all(10 << 20 < t["memory"] < 100 << 30 for t in job["tasks"])
 
 
 def test_a_task_that_writes_several_files_reports_once(
