@@ -16,11 +16,13 @@ from tests.simulation.job_world import JobWorld, ViolationError, run_world
 from tests.simulation.planting import Mutant, Patches, reword
 
 from tidegate.checkpoints import batch_notes, restore
+from tidegate.jobs.sealed_queries import __main__ as entry_point
 from tidegate.jobs.sealed_queries import job_location, job_run, sink_restore
 from tidegate.jobs.sealed_queries.batch_objects import QueryObjects
 from tidegate.jobs.sealed_queries.batch_sealer import BatchSealer
 from tidegate.jobs.sealed_queries.seal_loop import SealLoop
 from tidegate.jobs.sealed_queries.writer_hooks import WriterFacts
+from tidegate.operators import page_data
 
 
 def _end_without_evidence() -> Patches:
@@ -196,6 +198,16 @@ def _trust_ends() -> Patches:
     return [patch.object(SealLoop, "require_ends", lambda _loop: None)]
 
 
+def _take_root_logger() -> Patches:
+    """tidegate takes the logs of libraries, so that a script's `basicConfig` does nothing."""
+    return [reword(entry_point, "drive_job", "json=True, libraries=False", "json=True")]
+
+
+def _call_idle_jobs_old() -> Patches:
+    """A job that has sealed nothing for a while is taken for a pipeline that hangs."""
+    return [reword(page_data, "_find_problems", ' and not row.get("queries")', "")]
+
+
 JOB_MUTANTS = [
     Mutant("finished_without_evidence", _end_without_evidence, fault="jobs-F1"),
     Mutant("finished_after_a_failure", _overlook_failures, fault="jobs-F2"),
@@ -224,6 +236,8 @@ JOB_MUTANTS = [
     Mutant("starts_without_end", _start_without_end, fault="ops-V5"),
     Mutant("ends_overlooked", _overlook_ends, fault="ops-V6"),
     Mutant("ends_trusted", _trust_ends, fault="ops-V7"),
+    Mutant("root_logger_taken", _take_root_logger, fault="jobs-F8"),
+    Mutant("idle_jobs_old", _call_idle_jobs_old, fault="ops-V12"),
 ]
 
 

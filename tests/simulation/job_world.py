@@ -9,13 +9,14 @@ the end the input closes and a driver runs until it is finished.
 
 In some histories scripts are odd as well: they hang before or after the start of a query, end a
 query or Spark too early, end with a code of their own when they are stopped, leave their only query
-without a name, or look at rows by a memory sink; and the spec declares a sink repeatable only when
-somebody wants to restore.
+without a name, look at rows by a memory sink, or have a log of their own; the spec declares a sink
+repeatable only when somebody wants to restore; and no row may come for hours.
 
 What must hold:
 
 - a job is finished only if every query has read its input, without an error;
 - a job that was stopped has not failed, and one that hangs or has lost a query does not go on;
+- a job that has nothing to do goes on, and the page calls it well; the script's own log is kept;
 - each sink has each row once, or, if the spec declares that it may repeat batches, at least once;
 - every batch that is sealed and not retired restores, as it was sealed;
 - a refusal comes only where the product announces it.
@@ -51,6 +52,7 @@ from tests.simulation.job_spark import (
     RepeatingSink,
     TableSink,
 )
+from tests.simulation.job_surfaces import keeps_script_log, list_findings
 
 from tidegate import job as job_module
 from tidegate.checkpoints.batch_notes import BatchNotes
@@ -333,6 +335,8 @@ class JobWorld:
         self._note(f"launch {lease.token} in {location.folder.name[-6:]}")
         if self._is_odd and self._more.random() < 0.05:
             self._hang_before_queries(session)
+        if self._is_odd and self._more.random() < 0.1:
+            self._log_in_script()
         for kind in self.kinds:
             self._start_query(driver, kind)
         if self._looks_at_rows:
@@ -346,6 +350,12 @@ class JobWorld:
         if session._loop.error is None:
             raise ViolationError("the script hangs, and the job runs on")
         raise KilledError
+
+    def _log_in_script(self) -> None:
+        """Let the script configure a log of its own, and write a line."""
+        self._note("the script logs")
+        if not keeps_script_log(self.spec, self.folder / f"script-{len(self.events)}"):
+            raise ViolationError("the log of the script is lost")
 
     def _look_at_rows(self, session: ModelSession) -> None:
         """Start a query into memory in append mode, which Spark starts in a new checkpoint only."""
@@ -418,7 +428,11 @@ class JobWorld:
             return
         if not driver.queries or any(query.ended for query in driver.queries.values()):
             return
-        odd_things = [self._hang, *([self._end_early, self._lose_query] * self._has_no_end)]
+        odd_things = [
+            self._hang,
+            self._wait_for_rows,
+            *([self._end_early, self._lose_query] * self._has_no_end),
+        ]
         self._more.choice(odd_things)(driver)
 
     def _hang(self, driver: Driver) -> None:
@@ -439,6 +453,26 @@ class JobWorld:
         if loop.error is None:
             raise ViolationError(f"{name} hangs, and the job runs on")
         self._end_driver(f"failed {loop.error.code}")
+
+    def _wait_for_rows(self, driver: Driver) -> None:
+        """The queries read what is there, and then no row comes for hours."""
+        for query in driver.queries.values():
+            while query.take_step(self._arrived, self._poison, lambda: 3):
+                pass
+        if any(query.error for query in driver.queries.values()):
+            return
+        self._seal_as(driver)
+        if self.driver is not driver:
+            return
+        self._note("no row comes")
+        loop = driver.session._loop
+        with self._act_as(driver.python):
+            for _ in range(4):
+                self.clock.advance(self.spec.batch_within / 1e6)
+                loop._refuse_stalled_query()
+        findings = list_findings(self.store, JOB, driver.session._steps, self.clock)
+        if findings:
+            raise ViolationError(f"a job without new rows is not called well: {findings}")
 
     def _end_early(self, driver: Driver) -> None:
         """The script stops Spark, and returns, though its queries have no end."""

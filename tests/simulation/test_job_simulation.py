@@ -29,6 +29,8 @@ _QUICK = {
     "starts_without_end",
     "ends_overlooked",
     "ends_trusted",
+    "root_logger_taken",
+    "idle_jobs_old",
 }
 
 
