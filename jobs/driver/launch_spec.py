@@ -41,7 +41,7 @@ from tidegate.jobs.spec.user_code import (
 )
 
 from .deploy_turn import DeployTurn
-from .startup import WORK_PREFIX, lock_folder
+from .startup import WORK_PREFIX, keep_from_ageing, lock_folder
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -208,6 +208,7 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock_folder(folder)  # if this process is killed, a later driver deletes the folder
+    keep_from_ageing(folder)
     write_code(copy.code, folder)
     if is_equal:
         link_other_files(checkout, folder, with_modules=True)

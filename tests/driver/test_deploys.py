@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -283,6 +285,10 @@ def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
     (module.parent / "gone").symlink_to("nowhere")
     first = choose_launch_spec(place.file, place.store)
     assert lock_folder(first.folder) is None  # other drivers leave it alone
+    opened = os.open(first.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as systemd-tmpfiles would
+    os.close(opened)
     assert (first.folder / "lib/rates.csv").read_text() == "EUR,1\n"
     module.write_text("x = 2\n")
     assert (first.folder / "lib/sums.py").read_text() == "x = 1\n"
