@@ -240,9 +240,18 @@ class BucketLayout:
         """Return the digest in the key of a spec."""
         return key.removeprefix(self.specs_prefix).removesuffix(".json")
 
+    @property
+    def spec_copies_prefix(self) -> str:
+        """Prefix of the copies of specs that were deployed."""
+        return f"{self.pipeline}/deployed/"
+
     def spec_copy_key(self, digest: str) -> str:
         """Key of a copy of a spec and its code, as it was deployed."""
-        return f"{self.pipeline}/deployed/{digest}.json"
+        return f"{self.spec_copies_prefix}{digest}.json"
+
+    def parse_spec_copy_key(self, key: str) -> str:
+        """Return the digest in the key of a copy."""
+        return key.removeprefix(self.spec_copies_prefix).removesuffix(".json")
 
     def sink_position_key(self, sink: str) -> str:
         """Key of the position up to which a sink has followed the log."""

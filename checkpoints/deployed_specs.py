@@ -239,6 +239,34 @@ def compare_with_copy(
     return list_differences(copy.parse_spec(), spec, copy.code, code)
 
 
+def may_have_run(
+    store: Store,
+    pipeline: str,
+    spec: SupervisedSpec,
+    code: dict[str, str],
+    *,
+    counts_unreadable: bool = True,
+) -> bool:
+    """Return whether a copy has this spec and code, whatever digest its version gave it.
+
+    Args:
+        store: the bucket.
+        pipeline: its name.
+        spec: of a file.
+        code: beside it.
+        counts_unreadable: a copy that this version cannot read may be it.
+    """
+    for found in store.list_objects(BucketLayout(pipeline).spec_copies_prefix):
+        digest = BucketLayout(pipeline).parse_spec_copy_key(found.key)
+        try:
+            if not compare_with_copy(read_copy(store, pipeline, digest), spec, code):
+                return True
+        except PoisonError:
+            if counts_unreadable:
+                return True
+    return False
+
+
 def list_deploy_warnings(
     store: Store, pipeline: str, file: SupervisedSpec | None, code: dict[str, str]
 ) -> list[str]:

@@ -13,6 +13,10 @@ class NotFoundError(PoisonError):
     """There is no such object, and the store answers: definite evidence."""
 
 
+class KeyRefusedError(PoisonError, ValueError):
+    """No object of a store has this name, such as that of a file or object of another program."""
+
+
 class PreconditionFailedError(TransientError):
     """A conditional write did not happen: another version or no object is there.
 

@@ -232,7 +232,7 @@ class LocalStore:
         """
         if not _is_odd("".join(names)):  # at once, because a folder may have very many
             return names
-        escaped = [quote_from_bytes(os.fsencode(name)) if _is_odd(name) else name for name in names]
+        escaped = [escape_name(name) for name in names]
         twice = [name for name, number in Counter(escaped).items() if number > 1]
         if twice:
             raise FILE_NAME_TAKEN(path=self.root / folder / twice[0])
@@ -314,6 +314,11 @@ def find_file(path: Path) -> Path:
         is_escaped = _is_odd(name) and not {"/", "\0"} & {*name}  # no file has these in its name
         found /= name if is_escaped and not os.path.exists(found / part) else part
     return found
+
+
+def escape_name(name: str) -> str:
+    """Return the name of a file as it is in keys."""
+    return quote_from_bytes(os.fsencode(name)) if _is_odd(name) else name
 
 
 def _is_odd(name: str) -> bool:

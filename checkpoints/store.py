@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
+from .errors import KEY_REFUSED
+
 # The errors are part of the interface, so that callers import them from here.
 from .errors import NotFoundError as NotFoundError
 from .errors import OutcomeUnknownError as OutcomeUnknownError
@@ -76,7 +78,7 @@ class Store(Protocol):
 
     Every method that reads or writes may raise `StoreUnavailableError` (try again later) or a
     `ConfigurationError` (a person has to act; a bucket raises `StoreDeniedError`), and a
-    `ValueError` for what is not a key. `put`, `delete` and `upload` may raise
+    `KeyRefusedError` for what is not a key. `put`, `delete` and `upload` may raise
     `OutcomeUnknownError`. Implementations are safe to use from several threads.
     """
 
@@ -191,7 +193,7 @@ def check_key(key: str) -> str:
     """Return `key`, unless it would leave the store or mean something else in another store.
 
     Raises:
-        ValueError: it would.
+        KeyRefusedError: it would.
     """
     if (
         not key
@@ -199,7 +201,7 @@ def check_key(key: str) -> str:
         or "\\" in key
         or any(part in ("", ".", "..") for part in key.split("/"))
     ):
-        raise ValueError(f"not a key: {key!r}")
+        raise KEY_REFUSED(key=repr(key))
     return key
 
 

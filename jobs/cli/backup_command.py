@@ -19,7 +19,7 @@ def copy_pipeline(
     pipeline: PipelineArgument,
     to: Annotated[
         str,
-        typer.Option(metavar="URL", help="Where the copy goes: s3://bucket/prefix or a folder."),
+        typer.Argument(metavar="URL", help="Where the copy goes: s3://bucket/prefix or a folder."),
     ],
     store: StoreOption = None,
     fast: Annotated[

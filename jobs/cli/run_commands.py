@@ -106,6 +106,7 @@ def run_in_foreground(
         job_options = job_run.JobOptions(
             store_url=url,
             script=job_run.require_script(pipeline, launch.script),
+            place=launch.script_place,
             recover_to=recover_to,
             standby=standby,
             asked_by=asked_by,

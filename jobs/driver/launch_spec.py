@@ -10,7 +10,6 @@ from pathlib import Path
 
 import structlog
 
-from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.checkpoint_specs import plan_against_log
 from tidegate.checkpoints.deployed_specs import (
     Deploy,
@@ -19,6 +18,7 @@ from tidegate.checkpoints.deployed_specs import (
     compare_with_copy,
     fill_secrets,
     make_copy,
+    may_have_run,
     read_copy,
     read_deployed,
     start_deploy,
@@ -28,7 +28,7 @@ from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
+from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit, is_ancestor
 from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.loader import load_any_spec, read_spec_name
 from tidegate.jobs.spec.spec_plan import PlanExit
@@ -41,7 +41,7 @@ from tidegate.jobs.spec.user_code import (
 )
 
 from .deploy_turn import DeployTurn
-from .startup import WORK_PREFIX, lock_folder
+from .startup import WORK_PREFIX, keep_from_ageing, lock_folder
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -53,11 +53,13 @@ class LaunchSpec:
     Attributes:
         spec: the pipeline or job.
         folder: where its code lies.
+        checkout: where the code of the file lies.
         turn: the driver's part in a deploy.
     """
 
     spec: SupervisedSpec
     folder: Path
+    checkout: Path
     turn: DeployTurn
 
     @property
@@ -65,6 +67,11 @@ class LaunchSpec:
         """The script of a job."""
         assert isinstance(self.spec, JobSpec)  # noqa: S101 - pipelines have none
         return self.folder / Path(self.spec.app).name
+
+    @property
+    def script_place(self) -> Path:
+        """Where the script of a job takes itself to lie: what it writes there stays."""
+        return self.checkout / self.script.name if self.checkout.is_dir() else self.script
 
 
 def load_launch_spec(path: Path, store_url: str) -> LaunchSpec:
@@ -112,8 +119,9 @@ def choose_launch_spec(path: Path, store: Store) -> LaunchSpec:
     elif file is not None and (found := compare_with_copy(copy, file, code)):
         _log.warning("file_differs", pipeline=name, changes=[str(one) for one in found])
     spec = fill_secrets(copy, file)
-    folder = _extract_code(copy, find_code_folder(spec, path), is_equal=code == copy.code)
-    return LaunchSpec(spec, folder, DeployTurn(name, copy, deployed.wanted))
+    checkout = find_code_folder(spec, path)
+    folder = _extract_code(copy, checkout, is_equal=code == copy.code)
+    return LaunchSpec(spec, folder, checkout, DeployTurn(name, copy, deployed.wanted))
 
 
 def make_file_launch(
@@ -124,7 +132,8 @@ def make_file_launch(
     now, commit = SYSTEM_CLOCK.wall_ticks(), find_commit(path)
     deploy = Deploy(digest=copy.digest, who=who, why=why, at=now, commit=commit)
     turn = DeployTurn(spec.name, copy, deploy, replaces)
-    return LaunchSpec(spec, find_code_folder(spec, path), turn)
+    folder = find_code_folder(spec, path)
+    return LaunchSpec(spec, folder, folder, turn)
 
 
 def _deploy_automatically(
@@ -145,9 +154,8 @@ def _deploy_automatically(
         return deployed
     if not compare_with_copy(read_copy(store, file.name, wanted.digest), file, code):
         return deployed
-    pinned = find_pinned_commit(path)
-    if pinned and _has_run_before(store, file.name, copy, pinned, deployed):
-        # A long run keeps its commit. A newer one that was deployed since must not be undone.
+    if _is_older_commit(store, file, path, code, deployed):
+        _log.warning("not_deployed", pipeline=file.name, changes=["the file is of an older commit"])
         return deployed
     if not isinstance(file, JobSpec):
         plan = plan_against_log(SlotLog(store, file.name), file)
@@ -158,15 +166,29 @@ def _deploy_automatically(
     return start_deploy(store, file.name, copy, who="the spec", why=why, commit=commit)
 
 
-def _has_run_before(
-    store: Store, pipeline: str, copy: SpecCopy, pinned: str, deployed: DeployedDocument
+def _is_older_commit(
+    store: Store,
+    file: SupervisedSpec,
+    path: Path,
+    code: dict[str, str],
+    deployed: DeployedDocument,
 ) -> bool:
-    """Whether drivers have run this spec and code, or its commit under another version's digest."""
-    key = BucketLayout(pipeline).spec_copy_key(copy.digest)
-    if store.stat(key) is not None:
+    """Whether a file of a git bundle may be older than what is deployed.
+
+    A long run keeps its commit. A newer one that was deployed since must not be undone.
+    """
+    pinned = find_pinned_commit(path)
+    if pinned is None or deployed.wanted is None:
+        return False
+    earlier = (deployed.wanted, deployed.current, *deployed.past)
+    if any(one is not None and one.commit == pinned[:12] for one in earlier):
         return True
-    earlier = (deployed.current, *deployed.past)
-    return any(one is not None and one.commit == pinned[:12] for one in earlier)
+    newest = (deployed.wanted.commit or "").partition(",")[0]
+    if newest and is_ancestor(path, pinned, newest):
+        return True
+    # Someone may have gone back to an older commit on purpose.
+    is_newer = bool(newest) and is_ancestor(path, newest, pinned)
+    return may_have_run(store, file.name, file, code, counts_unreadable=not is_newer)
 
 
 def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
@@ -179,13 +201,14 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
         checkout: the folder with the code of the file.
         is_equal: both have the same code, so that it finds the other files of the checkout.
     """
-    # The script of a job may write beside itself.
+    # The script of a job runs in place, where it finds all files of the checkout.
     is_job = isinstance(copy.parse_spec(), JobSpec)
     if not copy.code or (is_job and is_equal):
         return checkout
     folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock_folder(folder)  # if this process is killed, a later driver deletes the folder
+    keep_from_ageing(folder)
     write_code(copy.code, folder)
     if is_equal:
         link_other_files(checkout, folder, with_modules=True)

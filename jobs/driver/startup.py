@@ -602,6 +602,7 @@ def open_work_folder(given: Path | None) -> Iterator[Path]:
         else:
             folder = given
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are in its files
+        resources.callback(os.close, keep_from_ageing(folder))
         lock = lock_folder(folder)
         if lock is not None:  # otherwise another driver uses the same folder
             resources.callback(os.close, lock)
@@ -622,6 +623,20 @@ def lock_folder(folder: Path) -> int | None:
     except OSError:
         os.close(descriptor)
         return None
+    return descriptor
+
+
+def keep_from_ageing(folder: Path) -> int:
+    """Keep systemd-tmpfiles away from a folder, whose files may be older than it lets files be.
+
+    It leaves out what is locked, with everything below, as long as this process lives.
+
+    Returns:
+        The descriptor that holds the lock, which others may hold as well.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # a network file system may have no locks
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
 
 

@@ -40,6 +40,7 @@ def drive_job(
         options = JobOptions(
             store_url=store,
             script=require_script(job, launch.script),
+            place=launch.script_place,
             recover_to=recover_to,
             standby=standby,
             ends_when_stopped=ends_when_stopped,

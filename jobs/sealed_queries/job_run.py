@@ -9,11 +9,10 @@
 
 import contextlib
 import os
-import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -85,6 +84,7 @@ from .job_location import (
     set_bucket_access,
 )
 from .jvm_watchdog import JvmWatchdog
+from .script_run import run_script
 from .seal_loop import SealLoop, SparkReports, is_bucket_away
 from .sink_restore import (
     SealedPoint,
@@ -119,12 +119,14 @@ class JobOptions(LaunchOptions):
 
     Attributes:
         script: path of the script.
+        place: where the script takes itself to lie, if it is a copy.
         home: folder of the checkpoint folders of all jobs on this host; by default that of
             `find_jobs_home`.
         on_seal: called with each sealed batch.
     """
 
     script: Path
+    place: Path | None = None
     home: Path = field(default_factory=find_jobs_home)
     on_seal: Callable[[Manifest], None] = lambda _manifest: None
 
@@ -300,13 +302,12 @@ class JobSession(LeasedSession):
         return RunOutcome("finished", "the script and its queries have ended")
 
     def _run_script(self) -> None:
-        script = self._options.script
-        with _set_arguments(script, self._arguments):
-            try:
-                runpy.run_path(str(script), run_name="__main__")
-            except SystemExit as end:
-                if end.code not in (None, 0):
-                    raise self._fail(f"the script ended with {end.code!r}") from end
+        options = self._options
+        try:
+            run_script(options.script, options.place or options.script, self._arguments)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise self._fail(f"the script ended with {end.code!r}") from end
 
     def _wait_for_queries(self) -> None:
         """Wait for the queries that the script has left running.
@@ -547,15 +548,3 @@ class JobSession(LeasedSession):
 
     def _fail(self, text: str) -> TidegateError:
         return SCRIPT_FAILED(pipeline=self._spec.name, what="the script", text=text[:500])
-
-
-@contextlib.contextmanager
-def _set_arguments(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Give the script its arguments and its own folder, as Python would."""
-    before = sys.argv, sys.path[:]
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.absolute().parent))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = before[0], before[1]

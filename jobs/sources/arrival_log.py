@@ -106,6 +106,7 @@ class ArrivalLog:
         is_data: whether a name below the folder is data.
         safety: seconds between two safety listings.
         clock: seconds, monotonic.
+        escape_name: how a file's name is written in a key; earlier versions entered it as it is.
 
     Attributes:
         late: objects with a name below the greatest known one, found since this process started.
@@ -120,7 +121,9 @@ class ArrivalLog:
         is_data: Callable[[str], bool],
         safety: float,
         clock: Callable[[], float],
+        escape_name: Callable[[str], str] = str,
     ) -> None:
+        self._escape_name = escape_name
         self._store, self._prefix, self._folder = store, prefix, folder
         self._is_data, self._safety, self._clock = is_data, safety, clock
         self._first_indexes: list[int] = []  # of all pages
@@ -267,8 +270,13 @@ class ArrivalLog:
             self._store,
             stored,
             "page of the arrival log",
-            lambda raw: _LogPage(first, stored.etag, raw["keys"], raw.get("version")),
+            lambda raw: _LogPage(
+                first, stored.etag, [*map(self._escape_key, raw["keys"])], raw.get("version")
+            ),
         )
+
+    def _escape_key(self, key: str) -> str:
+        return "/".join(map(self._escape_name, key.split("/"))) if "\\" in key else key
 
     def _page_key(self, first: int) -> str:
         return f"{self._prefix}{first:012d}.json"

@@ -17,6 +17,7 @@ from itertools import chain
 import structlog
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.local_store import LocalStore, escape_name
 from tidegate.checkpoints.store import ObjectInfo, Store, map_in_threads
 from tidegate.jobs.engine.interfaces import DeadObject, Slice, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import Member
@@ -249,12 +250,7 @@ class ObjectSource:
         """Return the log after entering what the table's newest commits added."""
         assert self.spec.table is not None  # noqa: S101 - checked by the caller
         if self._table is None:
-            home = (
-                self.store.locate_source(self.name)
-                if isinstance(self.store, InputView)
-                else (self.store, self.prefix)
-            )
-            self._table = open_table_versions(self.name, self.spec.table, *home)
+            self._table = open_table_versions(self.name, self.spec.table, *self._locate_home())
         log = self._get_arrival_log(member)
         for version, names in self._table.list_versions_after(log.version):
             log.enter_version([self.prefix + name for name in names], version)
@@ -262,6 +258,7 @@ class ObjectSource:
 
     def _get_arrival_log(self, member: Member) -> ArrivalLog:
         if member not in self._logs:
+            is_local = isinstance(self._locate_home()[0], LocalStore)
             self._logs[member] = ArrivalLog(
                 self.store,
                 BucketLayout(self._pipeline).arrivals_prefix(member.source, member.partition),
@@ -269,8 +266,15 @@ class ObjectSource:
                 is_data=_is_data_name,
                 safety=self.spec.discovery.safety_listing / 1e6,
                 clock=self._clock,
+                escape_name=escape_name if is_local else str,
             )
         return self._logs[member]
+
+    def _locate_home(self) -> tuple[Store, str]:
+        """Return the store of the objects, and their folder there."""
+        if isinstance(self.store, InputView):
+            return self.store.locate_source(self.name)
+        return self.store, self.prefix
 
     def _take_notified_keys(self, member: Member) -> list[str]:
         """Return the notified keys in this member's folder; others wait for their own member."""

@@ -42,6 +42,19 @@ def find_pinned_commit(spec_path: Path) -> str | None:
     return None
 
 
+def is_ancestor(spec_path: Path, before: str, after: str) -> bool:
+    """Return whether one commit is known to lie in the history of another one.
+
+    Only for a spec in a version of Airflow's git bundle, which keeps the repository as `bare`
+    beside the folder of its versions.
+    """
+    for folder in spec_path.absolute().parents:
+        if folder.name == "versions":
+            words = ("merge-base", "--is-ancestor", before, after)
+            return _run_git(folder.parent / "bare", *words) is not None
+    return False
+
+
 def _run_git(folder: Path, *words: str) -> str | None:
     # The hook of a repository names it in variables, which count more than the folder.
     environment = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}

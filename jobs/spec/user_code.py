@@ -25,8 +25,14 @@ def find_script(spec: JobSpec, spec_path: Path) -> Path | None:
 
 def find_code_folder(spec: SupervisedSpec, spec_path: Path) -> Path:
     """Return the folder whose code counts: that of the script, or of the spec of a pipeline."""
-    script = find_script(spec, spec_path) if isinstance(spec, JobSpec) else None
-    return (script or spec_path).absolute().parent
+    folder = spec_path.absolute().parent
+    if not isinstance(spec, JobSpec):
+        return folder
+    if script := find_script(spec, spec_path):
+        return script.absolute().parent
+    # The script has gone; its folder may have stayed.
+    places = [(one / spec.app).parent for one in (folder, Path.cwd())]
+    return next((place for place in places if place.is_dir()), folder)
 
 
 def collect_code(spec: SupervisedSpec, spec_path: Path) -> dict[str, str]:

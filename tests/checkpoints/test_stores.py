@@ -21,6 +21,7 @@ from tests.servers.memory_store import Fault, MemoryBucket, MemoryStore, StoreRe
 from urllib3.response import HTTPResponse
 
 from tidegate.checkpoints.canonical_json import sha256_of_bytes, sha256_of_file
+from tidegate.checkpoints.errors import KeyRefusedError
 from tidegate.checkpoints.local_store import LocalStore, refuse_network_file_system
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Settings, S3Store, list_bucket_hazards
@@ -235,7 +236,7 @@ def test_a_probe_whose_request_was_repeated_on_its_way_comes_again() -> None:
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/./b", "a/..", "a\\b"])
 def test_keys_cannot_leave_the_store(store: Store, key: str) -> None:
     """Keys with empty or climbing parts are refused before any request."""
-    with pytest.raises(ValueError, match="not a key"):
+    with pytest.raises(KeyRefusedError, match="not a key"):
         store.put(key, b"")
 
 

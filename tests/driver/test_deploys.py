@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.git_commands import run_git
+from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.deployed_specs import (
     DeployedDocument,
     make_copy,
+    read_copy,
     read_deployed,
     start_deploy,
+    write_copy,
 )
 from tidegate.checkpoints.local_store import LocalStore
+from tidegate.checkpoints.shared_documents import change_document
 from tidegate.errors import ConfigurationError, FencedError, TransientError
 from tidegate.jobs.driver.launch_spec import LaunchSpec, choose_launch_spec, make_file_launch
 from tidegate.jobs.driver.pipeline_run import RunOptions, run_until_end
@@ -193,8 +201,55 @@ def test_a_pinned_older_commit_does_not_deploy_itself(place: Place) -> None:
     assert lag_of(choose_launch_spec(pinned, place.store)) == 3
 
 
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_pinned_older_commit_of_a_store_without_history(place: Place, is_readable: bool) -> None:
+    """Its copy has a digest of an older version, or cannot be read; commits are not known."""
+    pinned = run_pinned_commit(place)
+    layout, first = BucketLayout("p"), place.deployed.current
+    assert first is not None
+    key = layout.spec_copy_key(first.digest)
+    copy = read_copy(place.store, "p", first.digest)
+    place.deploy(NEW + AUTO)
+    place.run()
+    fields = {**json.loads(copy.spec), "description": "" if is_readable else ["of old"]}
+    old = copy.model_copy(update={"spec": json.dumps(fields)})
+    assert old.digest != copy.digest
+    write_copy(place.store, "p", old)
+    place.store.delete(key)
+    change_document(
+        place.store,
+        layout.deployed_key,
+        DeployedDocument(),
+        lambda before: before.model_copy(update={"past": ()}),
+    )
+    assert lag_of(choose_launch_spec(pinned, place.store)) == 2
+    assert place.deployed.trying is None
+
+
+def test_git_knows_which_pinned_commit_is_older(place: Place) -> None:
+    """Also one that drivers never ran; a newer one deploys itself past a copy of another version."""
+    bundle = place.file.parent / "team"
+    bundle.mkdir()
+    run_git(bundle, "init", "--quiet", "bare")
+    commits = []
+    for lag in (1, 2, 3):
+        text = SPEC.replace("1s", f"{lag}s") + AUTO
+        run_git(bundle / "bare", "commit", "--quiet", "--allow-empty", "-m", str(lag))
+        commits.append(run_git(bundle / "bare", "rev-parse", "HEAD"))
+        spec = bundle / "versions" / commits[-1] / "p.yaml"
+        spec.parent.mkdir(parents=True)
+        spec.write_text(text)
+    files = [bundle / "versions" / commit / "p.yaml" for commit in commits]
+    place.file = files[1]
+    place.run()
+    copy = read_copy(place.store, "p", place.choose().turn.deploy.digest)
+    write_copy(place.store, "p", copy.model_copy(update={"spec": '{"gone": 1}'}))
+    assert lag_of(choose_launch_spec(files[0], place.store)) == 2
+    assert lag_of(choose_launch_spec(files[2], place.store)) == 3
+
+
 def test_a_job_runs_its_sealed_script(place: Place) -> None:
-    """In place, where it may write beside itself, while the checkout equals the copy."""
+    """In place while the checkout equals the copy; it always writes beside the file."""
     file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
     file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
     script.write_text("import lib.helper\n")
@@ -212,6 +267,10 @@ def test_a_job_runs_its_sealed_script(place: Place) -> None:
     assert lock_folder(third.folder) is None  # other drivers leave it alone
     assert third.script.read_text() == "import lib.helper\n"
     assert (third.folder / "lib/helper.py").read_text() == "x = 1\n"
+    script.unlink()
+    gone = choose_launch_spec(file, place.store)
+    for launch in (first, third, gone):
+        assert launch.script_place == script
 
 
 def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
@@ -226,6 +285,10 @@ def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
     (module.parent / "gone").symlink_to("nowhere")
     first = choose_launch_spec(place.file, place.store)
     assert lock_folder(first.folder) is None  # other drivers leave it alone
+    opened = os.open(first.folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as systemd-tmpfiles would
+    os.close(opened)
     assert (first.folder / "lib/rates.csv").read_text() == "EUR,1\n"
     module.write_text("x = 2\n")
     assert (first.folder / "lib/sums.py").read_text() == "x = 1\n"

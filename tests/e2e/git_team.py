@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.git_commands import run_git
 from tests.named_tests import ROOT
 from tidegate.infra.minio_server import locate_cache_folder
 
@@ -47,8 +48,8 @@ class Team:
         self.remote, self.checkout = folder / "remote.git", folder / "checkout"
         self.pipelines = self.checkout / "dags/pipelines"
         folder.mkdir()
-        self._git(folder, "init", "--quiet", "--bare", "--initial-branch=main", str(self.remote))
-        self._git(folder, "clone", "--quiet", str(self.remote), str(self.checkout))
+        run_git(folder, "init", "--quiet", "--bare", "--initial-branch=main", str(self.remote))
+        run_git(folder, "clone", "--quiet", str(self.remote), str(self.checkout))
         (self.pipelines / "rules").mkdir(parents=True)
         (self.pipelines / "counted.yaml").write_text(SPEC)
         code = (ROOT / "dags/tidegate_dags.py").read_text()
@@ -57,12 +58,7 @@ class Team:
     def push(self, step: int) -> str:
         """Let each row count for so much; the commit."""
         (self.pipelines / "rules/steps.py").write_text(f"STEP = {step}\n\n\n{ADD}")
-        self._git(self.checkout, "add", ".")
-        self._git(self.checkout, "commit", "--quiet", "-m", f"step {step}")
-        self._git(self.checkout, "push", "--quiet", "origin", "HEAD:main")
-        return self._git(self.checkout, "rev-parse", "HEAD")
-
-    def _git(self, folder: Path, *words: str) -> str:
-        author = ["-c", "user.name=ann", "-c", "user.email=ann@example.org"]
-        command = ["git", "-C", str(folder), *author, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        run_git(self.checkout, "add", ".")
+        run_git(self.checkout, "commit", "--quiet", "-m", f"step {step}")
+        run_git(self.checkout, "push", "--quiet", "origin", "HEAD:main")
+        return run_git(self.checkout, "rev-parse", "HEAD")

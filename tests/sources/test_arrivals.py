@@ -14,9 +14,11 @@ from tests.servers.memory_store import MemoryBucket, MemoryStore, StoreRequest
 from tests.servers.minio import CertifiedMinio, RealMinio
 from tests.sources.object_inputs import ME, all_slices, inbox, parquet, rows_of, spec
 
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store_probe import require_honest_store
+from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sources import arrival_log
 from tidegate.jobs.sources.arrival_log import (
     ArrivalLog,
@@ -100,6 +102,18 @@ def test_log_survives_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(second) == found(first) == list("abcdefgh")
     assert second.read_keys(2, 3) == ["inbox/a/c", "inbox/a/d", "inbox/a/e"]
     assert len(list(store.list_objects("p/arrivals/"))) == 3
+
+
+def test_a_log_of_an_earlier_version_names_a_file_with_a_backslash(tmp_path: Path) -> None:
+    """The file is read once, at its place in the log."""
+    store = LocalStore(tmp_path)
+    store.put("p/arrivals/a/0/000000000000.json", b'{"keys":["inbox/a/1\\\\2.parquet"]}')
+    (tmp_path / "inbox/a").mkdir(parents=True)
+    (tmp_path / "inbox/a/1\\2.parquet").write_bytes(parquet(3))
+    options = spec(format="parquet", discovery={"order": "arrival"})
+    source = ObjectSource("a", options, store, pipeline="p")
+    (part,) = source.plan(Member("a"), None, ReadLimits()).parts
+    assert (part["key"], part["row_end"]) == ("inbox/a/1%5C2.parquet", 3)
 
 
 @pytest.mark.parametrize("partition_by", ["source", "folder"])

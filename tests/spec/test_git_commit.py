@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from tests.git_commands import run_git
 
 from tidegate.jobs.spec.git_commit import find_commit, find_pinned_commit
-
-
-def run_git(folder: Path, *words: str) -> str:
-    """The output of git, for an author whom no configuration names."""
-    author = ["-c", "user.name=ann", "-c", "user.email=ann@example.org"]
-    command = ["git", "-C", str(folder), *author, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_the_commit_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
