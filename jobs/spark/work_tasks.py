@@ -11,7 +11,7 @@ import structlog
 
 from tidegate.jobs.engine.interfaces import RowWork
 from tidegate.jobs.rows.attempt_files import open_task_store
-from tidegate.jobs.rows.unit_reading import TaskReport
+from tidegate.jobs.rows.task_report import TaskReport
 
 from .python_tasks import prepare_worker
 from .spark_session import SparkSessions
