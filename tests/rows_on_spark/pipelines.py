@@ -19,6 +19,7 @@ from tests.bench.ours import JOBS, bench_spec
 from tests.conformance.presets_on_spark import NAMES
 from tests.conformance.spark_cases import EXAMPLES
 from tests.rows_on_spark.requests import StorePlace
+from tests.rows_on_spark.rights import grant_rights
 from tests.rows_on_spark.stage import Stage, build_spark_settings
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import FlightsFeed
@@ -173,6 +174,8 @@ def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], S
     folder.mkdir()
     store = stage.open_store(prefix)
     pipeline.fill(store, folder)
+    if stage.driver_keys is not None and stage.executor_keys is not None:
+        grant_rights(stage.minio, stage.driver_keys, stage.executor_keys, spec, prefix)
     store.close()
     place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))
     return [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url], place

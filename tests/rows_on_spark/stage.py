@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,9 +17,11 @@ from tests.rows_on_spark.evidence import Evidence, SparkLog, read_driver_log, re
 from tests.rows_on_spark.processes import RUN_MARK, Family, Watch
 from tests.rows_on_spark.proxy import NamingProxy, run_proxy
 from tests.rows_on_spark.requests import RESULT_BOUND, StorePlace
+from tests.rows_on_spark.rights import build_driver_environment, build_executor_environment
 from tests.servers.minio import RealMinio
 from tests.servers.spark import connect_server, standalone
 from tidegate.checkpoints.s3_store import S3Store
+from tidegate.infra.provision import Credentials
 
 MASTERS: Final = ("local[2]", "standalone", "connect")
 PATIENCE: Final = 1800.0  # seconds for one pipeline on a busy machine
@@ -35,7 +37,9 @@ class Stage:
     family: Family
     master: str
     """Address for Spark."""
-    environment: dict[str, str] = field(default_factory=dict)
+    driver_keys: Credentials | None = None
+    """Of the store, where they are not those of tasks."""
+    executor_keys: Credentials | None = None
 
     @property
     def event_log(self) -> Path:
@@ -51,7 +55,7 @@ class Stage:
         log = self.folder / "driver.log"
         with log.open("wb") as out, Watch(self.family):
             child = subprocess.Popen(
-                command, stdout=out, stderr=out, env={**os.environ, **self.environment}
+                command, stdout=out, stderr=out, env=build_driver_environment(self.driver_keys)
             )
             self.family.driver = child.pid
             waited = _wait_for(child)
@@ -91,8 +95,13 @@ def build_spark_settings(event_log: Path) -> dict[str, str]:
 
 
 @contextmanager
-def open_stage(folder: Path, minio: RealMinio, master: str) -> Iterator[Stage]:
-    """A proxy, and a Spark of its own for this master, until the end of the block."""
+def open_stage(
+    folder: Path, minio: RealMinio, master: str, *, with_rights: bool = False
+) -> Iterator[Stage]:
+    """A proxy, and a Spark of its own for this master, until the end of the block.
+
+    `with_rights`: driver and executors have different keys, whose rights are still to be granted.
+    """
     folder.mkdir(parents=True)
     (folder / "event-log").mkdir()
     mark = secrets.token_hex(8)
@@ -105,7 +114,11 @@ def open_stage(folder: Path, minio: RealMinio, master: str) -> Iterator[Stage]:
             "PYSPARK_PYTHON": sys.executable,
             RUN_MARK: mark,
         }
-        stage = Stage(folder, minio, proxy, family, master, own)
+        stage = Stage(folder, minio, proxy, family, master)
+        if with_rights:
+            executors = Credentials.generate("executors")
+            stage.driver_keys, stage.executor_keys = Credentials.generate("driver"), executors
+            own |= build_executor_environment(executors)
         with _set_environment(own):
             if master == "standalone":
                 with standalone(folder, 1) as cluster:
