@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -404,15 +404,15 @@ class DriverSession(LeasedSession):
             )
         return outcome
 
-    def _run_work(self, works: Sequence[RowWork]) -> list[Any]:
+    def _run_work(self, work: RowWork) -> Any:
         """Do work on rows of sealed epochs where the mover moves rows; wait until it has started.
 
         The threads of sinks and housekeeping call it.
         """
         mover = self._wait_for_mover()
         if isinstance(mover, WorkingMover):
-            return mover.run_work(works)
-        return run_work_here(self._context.store, works)
+            return mover.run_work(work)
+        return run_work_here(self._context.store, work)
 
     def _collect_live_facts(self) -> dict[str, object]:
         """Return the state of sinks and sources, and touch the file of the liveness probe.

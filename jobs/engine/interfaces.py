@@ -393,22 +393,22 @@ RowWork = Callable[[Store], Any]
 
 It can be pickled, and so can what it returns, which is small.
 """
-WorkRunner = Callable[[Sequence[RowWork]], list[Any]]
-"""Does each piece of work, and returns what each has returned; raises what the first one raises."""
+WorkRunner = Callable[[RowWork], Any]
+"""Does work, and returns what it returned; raises what it raised."""
 
 
 @runtime_checkable
 class WorkingMover(Protocol):
     """A mover that also does other work on rows where it moves them."""
 
-    def run_work(self, works: Sequence[RowWork]) -> list[Any]:
-        """Do each piece of work, as `WorkRunner` says; any thread may call it."""
+    def run_work(self, work: RowWork) -> Any:
+        """Do work, as `WorkRunner` says; any thread may call it."""
         ...
 
 
-def run_work_here(store: Store, works: Sequence[RowWork]) -> list[Any]:
-    """Do work in this process, one piece after the other."""
-    return [work(store) for work in works]
+def run_work_here(store: Store, work: RowWork) -> Any:
+    """Do work in this process."""
+    return work(store)
 
 
 @dataclass(frozen=True)

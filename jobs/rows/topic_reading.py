@@ -22,7 +22,9 @@ from tidegate.jobs.sources.kafka_source import (
     build_consumer_settings,
     build_range_schema,
 )
+from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
+from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_values
 from tidegate.json_types import JsonObject
 
 from .avro_messages import plan_avro_messages, read_avro_messages
@@ -137,11 +139,16 @@ def remove_settings(spec: PipelineSpec) -> PipelineSpec:
 
 
 def require_settings(spec: PipelineSpec) -> None:
-    """Refuse an environment in which the settings of a pipeline's topics have no values.
+    """Refuse an environment in which the settings of topics and sinks have no values.
 
     Raises:
-        ConfigurationError: a variable that the options name is not set.
+        ConfigurationError: a variable that options or addresses name is not set.
     """
+    for name, sink in spec.sinks.items():
+        for field, address in sink.addresses.items():
+            resolve_address(f"sinks.{name}.{field}", address, os.environ)
+        options = sink.options if isinstance(sink, KafkaSinkSpec) else {}
+        resolve_environment_values(f"sinks.{name}.options", options, os.environ)
     for name, source in spec.sources.items():
         if source.kafka is not None:
             _find_settings(spec, name)

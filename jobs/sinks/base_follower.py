@@ -181,15 +181,20 @@ class SlotFollower(ABC):
         if self.run is None:
             move(*given)
             return False
+        # Here: it imports what readers of tables do not need.
+        from tidegate.jobs.rows.topic_reading import remove_settings
+
+        # Settings of other clients are not the task's business, and may be secret.
+        spec = remove_settings(self.spec).model_copy(update={"sinks": {self.name: self.given}})
         work = SinkWork(
             type(self),
-            (self.name, self.given, self.spec),
+            (self.name, self.given, spec),
             self.uid,
             move.__name__,
             given,
             self.progress,
         )
-        [(error, self.progress)] = self.run([work])
+        error, self.progress = self.run(work)
         if error is not None:
             raise error
         return True

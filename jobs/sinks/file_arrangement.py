@@ -26,6 +26,7 @@ from .published_tables import use_plain_types
 from .table_files import (
     PartitionValues,
     PhysicalLayout,
+    make_merged_stem,
     read_file_rows,
     split_by_partition,
     write_partition_files,
@@ -110,7 +111,7 @@ def _read_row_batches(store: Store, keys: Sequence[str]) -> Iterator[pa.Table]:
 def merge_data_files(
     metadata: TableMetadata,
     parts: Sequence[DataFile],
-    stem: str,
+    folder: str,
     arrangement: PhysicalLayout,
     last: int | None,
     store: Store,
@@ -120,7 +121,7 @@ def merge_data_files(
     Args:
         metadata: of the table.
         parts: the data files.
-        stem: how the keys of the new files begin.
+        folder: of the table, in the store.
         arrangement: the layout of the new files.
         last: rows of later slots are left out; None: all rows are kept.
         store: of the pipeline.
@@ -146,5 +147,7 @@ def merge_data_files(
     assert rows.num_rows == sum(part.record_count for part in parts)  # noqa: S101
     if last is not None:
         rows = rows.filter(pc.less_equal(rows["_epoch"], last))
+    # Made here: another attempt of the same task writes other files.
+    stem = f"{folder}/{make_merged_stem(metadata)}"
     written.partitions = write_partition_files(put, stem, split_by_partition(rows, arrangement))
     return written

@@ -7,6 +7,7 @@ abandoned epochs.
 """
 
 import json
+import os
 import posixpath
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ import urllib3
 
 from tidegate.checkpoints.canonical_json import canonical_bytes
 from tidegate.checkpoints.errors import BAD_STORE_URL
+from tidegate.checkpoints.executor_keys import choose_task_keys
 from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.open_store import open_store
 from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.engine.arrow_tables import encode_parquet
 from tidegate.jobs.spec.operations import FilesSinkSpec, WebhookSinkSpec
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
 from .base_follower import SlotFollower, resolve_sink_address
@@ -79,7 +82,7 @@ class FilesSink(AtLeastOnceSink):
     def _set_up(self) -> None:
         path = resolve_sink_address(self.name, "path", self.given.path)
         if "://" in path or Path(path).is_absolute():
-            self._target = open_store(path)
+            self._target = open_store(path, choose_task_keys(os.environ))
         else:
             # Not below the working directory: a driver that Airflow starts has another one.
             folder = posixpath.normpath(path)
@@ -103,6 +106,20 @@ class FilesSink(AtLeastOnceSink):
     def _announce_restore(self, notice: JsonObject) -> None:
         key = f"{self._folder}_restores/t{notice['timeline']}.json"
         self._target.put(key, canonical_bytes(notice))
+
+
+def list_local_targets(spec: PipelineSpec) -> list[str]:
+    """Return the folders of this host into which sinks of files write.
+
+    Raises:
+        ConfigurationError: a path names a variable that is not set.
+    """
+    targets = [
+        resolve_sink_address(name, "path", sink.path).removeprefix("file://")
+        for name, sink in spec.sinks.items()
+        if isinstance(sink, FilesSinkSpec)
+    ]
+    return [path for path in targets if Path(path).is_absolute()]
 
 
 class WebhookSink(AtLeastOnceSink):

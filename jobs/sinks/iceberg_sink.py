@@ -29,7 +29,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store
 from tidegate.errors import PoisonError, get_first_line
-from tidegate.jobs.engine.interfaces import RowWork, WorkRunner, run_work_here
+from tidegate.jobs.engine.interfaces import WorkRunner, run_work_here
 from tidegate.jobs.eventtime.decision_types import BarrierOutcome
 from tidegate.jobs.spec.pipeline import BARRIERS, CHECKPOINTS, EVENTS, PipelineSpec
 from tidegate.secret_masks import mask_address
@@ -64,7 +64,7 @@ from .output_tables import (
     build_table_schema,
     write_parquet_once,
 )
-from .table_files import PartitionValues, PhysicalLayout, make_merged_stem
+from .table_files import PartitionValues, PhysicalLayout
 from .table_follower import (
     BARRIER_TAG_PREFIX,
     TABLE_PROPERTIES,
@@ -287,13 +287,10 @@ class IcebergSink:
         """Write merged files again without the rows after slot `last`; address -> partition."""
         folder = self._layout.iceberg_table_folder(table)
         layout = PhysicalLayout.from_metadata(metadata)
-        works: list[RowWork] = []
-        for file in files:
-            stem = f"{folder}/{make_merged_stem(metadata)}"
-            works.append(partial(merge_data_files, metadata, [file], stem, layout, last))
         written: dict[str, PartitionValues] = {}
-        for done in self._run(works):
-            written |= done.list_addresses(self.store)
+        for file in files:
+            work = partial(merge_data_files, metadata, [file], folder, layout, last)
+            written |= self._run(work).list_addresses(self.store)
         return written
 
     def _count_complete_slots(self, lineage: CurrentLineage) -> int:
@@ -407,16 +404,14 @@ class IcebergSink:
         if not wanted:
             return {self.store.uri(key): () for _, keys in sealed for key in keys}
         arrangement = follower.current_layout()  # the same, with the fields in the table's order
-        works: list[RowWork] = []
-        for epoch, keys in sealed:
-            stem = f"{self._layout.table_prefix(table, epoch.id)}{arrangement.digest}"
-            if keys:
-                works.append(partial(rewrite_epoch_files, self.spec.name, keys, stem, arrangement))
         # The tables of barriers and checkpoints are the driver's own.
         run = self._run_here if table in (BARRIERS, CHECKPOINTS) else self._run
         written: dict[str, PartitionValues] = {}
-        for files in run(works):
-            written |= files.list_addresses(self.store)
+        for epoch, keys in sealed:
+            stem = f"{self._layout.table_prefix(table, epoch.id)}{arrangement.digest}"
+            if keys:
+                work = partial(rewrite_epoch_files, self.spec.name, keys, stem, arrangement)
+                written |= run(work).list_addresses(self.store)
         return written
 
     def _list_epoch_files(self, table: str, epoch: Manifest) -> list[str]:

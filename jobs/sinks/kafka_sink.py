@@ -21,7 +21,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.arrow_tables import list_rows
-from tidegate.jobs.sources.kafka_client import translate_settings
+from tidegate.jobs.sources.kafka_client import Refusal, translate_settings
 from tidegate.jobs.spec.operations import KafkaSinkSpec
 from tidegate.jobs.spec.source_options import resolve_environment_values
 from tidegate.json_types import JsonObject
@@ -46,8 +46,21 @@ _PRODUCER_SETTINGS: dict[str, Any] = {
     "log_level": 0,
     "partitioner": "murmur2_random",  # the one of Java's client
     # Brokers that are away must not keep a task for longer.
-    "message.timeout.ms": 60_000,
+    "message.timeout.ms": 120_000,
+    # As much as Java's client holds: what waits too long in a longer queue would expire.
+    "queue.buffering.max.kbytes": 32_768,
 }
+# As Java's client does, unless options that do not go with it are given.
+_ORDERED_SETTINGS = {"enable.idempotence": True}
+_UNORDERED_OPTIONS = (
+    "acks",
+    "enable.idempotence",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
+    "message.send.max.retries",
+    "request.required.acks",
+    "retries",
+)
 _QUESTION_SECONDS = 10.0
 _MESSAGE_SCHEMA = pa.schema(
     {
@@ -102,7 +115,8 @@ def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any])
         KafkaClientError: brokers did not take a message; others may have arrived.
     """
     kafka = import_client_library("confluent_kafka", of="a sink of kind kafka", extra="kafka")
-    refused: list[Any] = []
+    ordered = {} if any(name in settings for name in _UNORDERED_OPTIONS) else _ORDERED_SETTINGS
+    refusal, refused = Refusal(), list[Any]()
 
     def note_answer(error: Any, _message: Any) -> None:
         """Note that a message was not taken."""
@@ -110,7 +124,8 @@ def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any])
             refused.append(error)
 
     try:
-        producer = kafka.Producer({**_PRODUCER_SETTINGS, **settings})
+        own = {**_PRODUCER_SETTINGS, **ordered, "error_cb": refusal.note_error}
+        producer = kafka.Producer({**own, **settings})
         asked = ""
         for message in messages:
             if message.topic != asked:
@@ -122,6 +137,9 @@ def send_messages(messages: Iterable[KafkaMessage], settings: Mapping[str, Any])
                 break
         producer.flush()
     except kafka.KafkaException as error:
+        # Why a login or a certificate was refused is told to the callback only.
+        if (why := refusal.take()) is not None:
+            raise KafkaClientError(why.name(), why.str()) from error
         raise _to_client_error(error) from error
     if refused:
         raise KafkaClientError(refused[0].name(), refused[0].str())
@@ -240,7 +258,7 @@ _FENCED_CODES = (
 )
 # Names of errors in librdkafka that waiting does not cure.
 _TOO_LARGE_CODES = ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE")
-_REFUSED_CODES = ("AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
+_REFUSED_CODES = ("_SSL", "AUTHENTICATION", "AUTHORIZATION", "INVALID_ARG", "INVALID_CONFIG")
 
 
 class ExactlyOnceKafkaSink(SlotFollower):
@@ -376,7 +394,11 @@ def translate_client_error(sink: SlotFollower, error: KafkaClientError) -> Tideg
             " transactional id"
         )
         return sink.make_error(SINK_REFUSED, cause=cause, remedy=remedy)
-    return sink.make_error(SINK_UNAVAILABLE, cause=cause, remedy="bring the brokers back")
+    return sink.make_error(
+        SINK_UNAVAILABLE,
+        cause=cause,
+        remedy="bring the brokers back, or correct the sink's options",
+    )
 
 
 @dataclass

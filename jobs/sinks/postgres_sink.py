@@ -14,7 +14,7 @@ sink whose first epochs were retired is filled from the Iceberg tables as well.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,11 @@ _OWNERS_TABLE = "tidegate_tables"
 _CONNECT_OPTIONS = {
     "connect_timeout": 10,
     "application_name": "tidegate",
+    # A server that is gone without a word must not keep a task for longer than a minute.
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 60_000,
     # A publisher that is suspended in a transaction must not lock the ledger's row indefinitely.
     "options": "-c idle_in_transaction_session_timeout=60s -c lock_timeout=20s -c timezone=UTC",
 }
@@ -105,6 +110,13 @@ class PostgresSink(SlotFollower):
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition
     ) -> None:
         self._move_epoch(self._insert_epoch, epoch, before, after)
+
+    def _move_rows(self, move: Callable[..., None], *given: Any) -> bool:
+        try:
+            return super()._move_rows(move, *given)
+        except TidegateError:
+            self._ready = False  # the server may have come back without the schema
+            raise
 
     def _insert_epoch(
         self, epoch: Manifest, before: FollowerPosition, after: FollowerPosition

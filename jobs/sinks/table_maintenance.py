@@ -58,7 +58,7 @@ from tidegate.checkpoints.canonical_json import canonical_bytes, parse_json
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK, Clock
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store
 from tidegate.errors import get_first_line
-from tidegate.jobs.engine.interfaces import RowWork, WorkRunner, run_work_here
+from tidegate.jobs.engine.interfaces import WorkRunner, run_work_here
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject
 
@@ -78,7 +78,6 @@ from .table_files import (
     PartitionValues,
     PhysicalLayout,
     get_newest_sequence_number,
-    make_merged_stem,
     parse_commit_bound,
 )
 from .table_follower import TableFollower
@@ -236,13 +235,12 @@ class _TableCompactor:
         """Step 2: write the merged files of some groups; return address -> partition."""
         metadata = follower.table.metadata
         folder = BucketLayout(self._spec.name).iceberg_table_folder(self._name)
-        works: list[RowWork] = []
-        for group in bins:
-            stem, parts = f"{folder}/{make_merged_stem(metadata)}", [one.file for one in group]
-            works.append(partial(merge_data_files, metadata, parts, stem, arrangement, None))
         new: dict[str, PartitionValues] = {}
-        for written in self._run(works):
-            new |= written.list_addresses(self._store)
+        # One after the other: each may need much memory, and epochs go on beside them.
+        for group in bins:
+            parts = [one.file for one in group]
+            work = partial(merge_data_files, metadata, parts, folder, arrangement, None)
+            new |= self._run(work).list_addresses(self._store)
         return new
 
     def _commit_merged_files(

@@ -168,7 +168,7 @@ class ClientTopicOffsets:
 
     def __init__(self, kafka: KafkaOptions, settings: _Settings) -> None:
         self._kafka, self._settings = kafka, settings
-        self._refusal = _Refusal()
+        self._refusal = Refusal()
         self._admin: Any = None
 
     def read_offsets(self, *, settled: bool = True) -> Mapping[int, tuple[int, int]]:
@@ -256,7 +256,7 @@ class RangeReader:
     def __init__(self, source: str, kafka: KafkaOptions, settings: _Settings) -> None:
         from confluent_kafka import Consumer, KafkaException
 
-        self._source, self._kafka, self._refusal = source, kafka, _Refusal()
+        self._source, self._kafka, self._refusal = source, kafka, Refusal()
         own = {**_READER_SETTINGS, "error_cb": self._refusal.note_error}
         try:
             self._consumer = Consumer({**settings, **own})
@@ -376,7 +376,7 @@ def _to_ticks(times: Sequence[int]) -> Any:
     return pa.array([time * 1000 if abs(time) <= most else None for time in times], pa.int64())
 
 
-class _Refusal:
+class Refusal:
     """The newest error of a login or a certificate, which a client tells to its callback only.
 
     A broker that restarts during a login looks like one that refuses it, so an answer that comes

@@ -9,7 +9,7 @@ from tidegate.jobs.spec.source_options import (
     resolve_environment_value,
     resolve_environment_values,
 )
-from tidegate.secret_masks import is_secret_option
+from tidegate.secret_masks import is_secret_option, mask_address
 
 from .errors import KAFKA_LITERAL_SECRET
 from .kafka_client import translate_settings
@@ -32,9 +32,9 @@ def require_readable_topics(spec: PipelineSpec, environment: Mapping[str, str] |
     for name, sink in spec.sinks.items():
         if isinstance(sink, KafkaSinkSpec):
             given[f"sinks.{name}.options"] = sink.options
+    if spec.spark.uses_connect:
+        _require_no_secrets(spec, given)
     for field, options in given.items():
-        if spec.spark.uses_connect:
-            _require_no_secrets(field, options)
         if environment is not None:
             translate_settings(resolve_environment_values(field, options, environment))
         elif find_spec("confluent_kafka") is not None:
@@ -45,10 +45,15 @@ def require_readable_topics(spec: PipelineSpec, environment: Mapping[str, str] |
             resolve_environment_value(field, kafka.registry_login, environment or {})
 
 
-def _require_no_secrets(field: str, options: Mapping[str, str]) -> None:
-    for option, value in options.items():
-        if is_secret_option(option, value):
-            raise KAFKA_LITERAL_SECRET(field=field, option=option)
+def _require_no_secrets(spec: PipelineSpec, given: Mapping[str, Mapping[str, str]]) -> None:
+    for field, options in given.items():
+        for option, value in options.items():
+            if is_secret_option(option, value):
+                raise KAFKA_LITERAL_SECRET(what=f"{field}.{option}")
+    for name, sink in spec.sinks.items():
+        for field, address in sink.addresses.items():
+            if mask_address(address) != address:
+                raise KAFKA_LITERAL_SECRET(what=f"sinks.{name}.{field}")
 
 
 def _require_names(given: Mapping[str, str]) -> None:

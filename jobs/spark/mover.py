@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
+from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.file_footers import note_footers
@@ -26,6 +27,7 @@ from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.stored_partials import delete_tables
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
+from tidegate.jobs.sinks.files_webhook import list_local_targets
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.operations import read_sink_variables
@@ -54,7 +56,7 @@ from .stream_tasks import TaskDispatcher
 from .task_epochs import TaskScans, describe_objects_in_tasks, require_frontier, survey_in_tasks
 from .task_events import count_released_rows, release_in_tasks
 from .task_runner import choose_runner
-from .work_tasks import run_work_in_tasks
+from .work_tasks import run_work_in_task
 
 _LIBRARIES_OF_SINKS = {"kafka": "confluent_kafka", "postgres": "psycopg"}  # by the kind of the sink
 
@@ -93,6 +95,8 @@ class SparkMover:
         if self._own:
             self._start_workers()
         require_shared_store(self._sessions, spec, store)
+        for path in list_local_targets(spec):
+            require_shared_store(self._sessions, spec, LocalStore(Path(path)))
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._kept: TaskScans | None = None  # what tasks keep of the newest survey
@@ -151,18 +155,17 @@ class SparkMover:
         """
         return TaskDispatcher(self._sessions, self._spec, store, history, here)
 
-    def run_work(self, works: Sequence[RowWork]) -> list[Any]:
-        """Do work on rows of sealed epochs, each piece in a task; any thread may call it.
+    def run_work(self, work: RowWork) -> Any:
+        """Do work on rows of sealed epochs in a task; any thread may call it.
 
-        Raises what the first piece has raised, a PoisonError if a task failed, and a TransientError
-        if executors were lost.
+        Raises what the work has raised, a PoisonError if the task failed, and a TransientError if
+        executors were lost.
         """
         with self._report_errors():
-            answers = run_work_in_tasks(self._sessions, self._store.url, works)
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        return [answer.value for answer in answers]
+            answer = run_work_in_task(self._sessions, self._store.url, work)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
 
     def close(self) -> None:
         """Stop an own session and remove scratch files."""
@@ -188,7 +191,7 @@ class SparkMover:
             libraries += [name for kind, name in _LIBRARIES_OF_SINKS.items() if kind in kinds]
             session, key = self._sessions.full, BucketLayout(spec.name).lease_key
             variables = build_topic_variables(session, spec)
-            if not have_executors_keys(session):
+            if not (spec.spark.uses_connect or have_executors_keys(session)):
                 variables |= read_sink_variables(spec, os.environ)
             sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
             runner = choose_runner(session)

@@ -2,7 +2,7 @@
 
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,65 +22,51 @@ _log = structlog.get_logger("tidegate.driver")
 
 @dataclass(frozen=True)
 class WorkAnswer:
-    """What came of a piece of work.
+    """What came of work: what it returned, or else what it raised, and what the task cost."""
 
-    Attributes:
-        number: of the work.
-        value: what it returned.
-        error: what it raised, if it did.
-        report: what the task cost.
-    """
-
-    number: int
     value: Any
     error: Exception | None
     report: TaskReport
 
 
-def run_work_in_tasks(
-    sessions: SparkSessions, store: str, works: Sequence[RowWork]
-) -> list[WorkAnswer]:
-    """Have a task do each piece of work, and log the tasks.
+def run_work_in_task(sessions: SparkSessions, store: str, work: RowWork) -> WorkAnswer:
+    """Have a task do work, and log the task.
 
     Args:
         sessions: of the pipeline.
         store: address of the pipeline's store.
-        works: the work; none needs no job.
+        work: to do.
 
     Raises:
-        Py4JJavaError: a task failed; or a PySparkException.
+        Py4JJavaError: the task failed; or a PySparkException.
     """
-    if not works:
-        return []
-    run = partial(run_in_task, store)
     runner = choose_runner(sessions.full)
-    answers: list[WorkAnswer] = runner.run_small_job(sessions, run, list(enumerate(works)))
-    answers.sort(key=lambda one: one.number)
-    tasks = [
-        {
-            "task": one.number,
-            "pid": one.report.pid,
-            "parent": one.report.parent,
-            "cpu": round(one.report.cpu, 6),
-        }
-        for one in answers
-    ]
-    _log.info("tasks_finished", job="work", tasks=tasks)
-    return answers
+    [answer] = runner.run_small_job(sessions, partial(run_in_task, store), [work])
+    report = answer.report
+    task = {"task": 0, "pid": report.pid, "parent": report.parent, "cpu": round(report.cpu, 6)}
+    _log.info("tasks_finished", job="work", tasks=[task])
+    return answer  # type: ignore[no-any-return]
 
 
-def run_in_task(store: str, orders: Iterable[tuple[int, RowWork]]) -> Iterator[WorkAnswer]:
+def run_in_task(store: str, works: Iterable[RowWork]) -> Iterator[WorkAnswer]:
     """The body of a task that does work; `store` is the address of the pipeline's store.
 
     Errors are answers: Spark would try a task that fails again, and hide what it raised.
     """
     prepare_worker()
-    for number, work in orders:
+    for work in works:
         begun, value, error = time.process_time(), None, None
         try:
             value = work(open_task_store(store))
         except Exception as raised:
-            # One that cannot be sent fails the task.
-            pickle.loads(pickle.dumps(raised))  # noqa: S301 - written here
-            error = raised
-        yield WorkAnswer(number, value, error, TaskReport.measure_since(begun))
+            error = _make_sendable(raised)
+        yield WorkAnswer(value, error, TaskReport.measure_since(begun))
+
+
+def _make_sendable(error: Exception) -> Exception:
+    """Return the error, or one with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - written here
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -399,6 +399,11 @@ class _SinkSpec(SpecModel):
     tables: tuple[str, ...] | None = Field(default=None, min_length=1)
     """Output tables that the sink receives. By default all of them."""
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Field -> address in which variables are replaced."""
+        return {name: getattr(self, name) for name in ("url", "path") if hasattr(self, name)}
+
 
 class _StandardSinkSpec(_SinkSpec):
     start: Literal["beginning", "head"] = "beginning"
@@ -490,11 +495,17 @@ _JAR_LISTS = ("spark.jars", "spark.jars.packages", "spark.jars.excludes")
 
 
 def read_sink_variables(spec: PipelineSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those variables of the environment that the addresses and options of sinks name."""
-    named: set[str] = set()
+    """Return those variables of the environment that sinks need.
+
+    That is what their addresses and options name, what PostgreSQL's client looks for, and the
+    authorities that this process trusts.
+    """
+    named = {"SSL_CERT_FILE", "SSL_CERT_DIR"} if spec.sinks else set[str]()
+    if any(sink.kind == "postgres" for sink in spec.sinks.values()):
+        named |= {name for name in environment if name.startswith("PG")}
     for sink in spec.sinks.values():
-        address = sink.path if isinstance(sink, FilesSinkSpec) else getattr(sink, "url", "")
-        named |= {found["name"] for found in VARIABLE.finditer(address)}
+        for address in sink.addresses.values():
+            named |= {found["name"] for found in VARIABLE.finditer(address)}
         for value in sink.options.values() if isinstance(sink, KafkaSinkSpec) else ():
             if value.startswith("env:"):
                 named.add(value.removeprefix("env:"))

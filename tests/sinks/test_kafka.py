@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from tests.engine.harness import Bench, row, spec_of
@@ -14,7 +15,7 @@ from tests.engine.harness import Bench, row, spec_of
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sinks.kafka_sink import KafkaClientError, KafkaMessage, KafkaSink
 from tidegate.jobs.sources.topic_checks import require_readable_topics
-from tidegate.jobs.spec.operations import KafkaSinkSpec, add_connector_jars
+from tidegate.jobs.spec.operations import KafkaSinkSpec, add_connector_jars, read_sink_variables
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 GIVEN = KafkaSinkSpec(kind="kafka", servers="b:9092", topic="out.{table}", tables=("events",))
@@ -114,3 +115,34 @@ def test_options_that_the_client_lacks() -> None:
         with pytest.raises(ConfigurationError, match=r"max\.request\.size") as caught:
             require_readable_topics(spec, environment)
         assert "message.max.bytes" in (caught.value.advice or "")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        GIVEN.model_copy(update={"options": {"sasl.password": "hunter2"}}).model_dump(),
+        {"kind": "postgres", "url": "postgresql://me:hunter2@db/x"},
+        {"kind": "webhook", "url": "https://example.org/?token=hunter2"},
+    ],
+)
+def test_a_plan_of_spark_connect_shows_no_secret_of_a_sink(given: dict[str, Any]) -> None:
+    """What a sink has would be in the plan, so a secret that is written out ends the start."""
+    raw = spec_of().model_dump(by_alias=True, exclude_unset=True) | {"sinks": {"out": given}}
+    require_readable_topics(PipelineSpec.model_validate(raw), {})
+    spec = PipelineSpec.model_validate(raw | {"spark": {"master": "sc://far"}})
+    with pytest.raises(ConfigurationError, match=r"sinks\.out\.") as caught:
+        require_readable_topics(spec, {})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_tasks_get_what_sinks_name() -> None:
+    """Variables of addresses and options, of PostgreSQL's client and of certificates; no others."""
+    sinks = {
+        "a": {"kind": "postgres", "url": "postgresql://${WHO}@db/x"},
+        "b": GIVEN.model_copy(update={"options": {"sasl.password": "env:PASS"}}).model_dump(),
+        "c": {"kind": "files", "path": "s3://${PLACE:-here}/x"},
+    }
+    raw = spec_of().model_dump(by_alias=True, exclude_unset=True) | {"sinks": sinks}
+    names = ("WHO", "PASS", "PLACE", "PGPASSWORD", "SSL_CERT_FILE", "HOME", "OTHER")
+    found = read_sink_variables(PipelineSpec.model_validate(raw), dict.fromkeys(names, "x"))
+    assert set(found) == {"WHO", "PASS", "PLACE", "PGPASSWORD", "SSL_CERT_FILE"}
