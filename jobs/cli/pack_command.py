@@ -33,6 +33,7 @@ PACKAGES = (
     "pyarrow",
     "pydantic",
     "pydantic-settings",
+    "pyiceberg",
     "ruamel.yaml",
     "sqlglot",
     "structlog",
