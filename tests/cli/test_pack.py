@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,15 @@ for name in sys.argv[1:]:
 print(kernel.__file__)
 print(*sorted({"airflow", "great_expectations", "pyspark"} & set(sys.modules)))
 """
-LATE = ("boto3", "confluent_kafka", "google.protobuf.message", "fastavro", "sqlglot", "ruamel.yaml")
+LATE = (
+    "boto3",
+    "confluent_kafka",
+    "fastavro",
+    "google.protobuf.message",
+    "pyiceberg.table",
+    "ruamel.yaml",
+    "sqlglot",
+)
 """What tasks import inside functions."""
 
 
@@ -41,6 +50,13 @@ def test_the_kernel_imports_neither_spark_nor_what_runs_beside_the_driver() -> N
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.splitlines()[1] == ""
+
+
+def test_the_packages_are_those_that_tasks_import() -> None:
+    """Reducers that read a table with deleted rows need pyiceberg, for example."""
+    distributions = packages_distributions()
+    for module in LATE:
+        assert set(pack_command.PACKAGES) & set(distributions[module.partition(".")[0]]), module
 
 
 def test_the_archive_has_tidegate_and_the_users_modules(
@@ -112,7 +128,13 @@ def test_a_packed_python_runs_the_kernel_by_itself(cli: Cli, tmp_path: Path) -> 
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "env", filter="data")
     done = subprocess.run(
-        [str(tmp_path / "env" / "__main__.py"), "-c", IMPORTS, *LATE],
+        [
+            str(tmp_path / "env" / "__main__.py"),
+            "-c",
+            IMPORTS,
+            *LATE,
+            "tidegate.jobs.sinks.iceberg_catalog",
+        ],
         env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 SOURCES = ("north", "south", "east")
+DONE = "_DONE"
+"""The name of the file that says that a source has no more objects."""
 SPEC = """\
 apiVersion: tidegate/v1
 name: steady
@@ -58,7 +60,7 @@ def write_feed(store: Path, objects: int, *, seed: int = 5) -> int:
             table = _object(dice, number)
             rows += table.num_rows - table.column("kind").to_pylist().count("shift")
             pq.write_table(table, folder / f"{number:05d}.parquet")
-        (folder / "_DONE").touch()
+        (folder / DONE).touch()
     return rows
 
 

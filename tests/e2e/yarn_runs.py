@@ -11,14 +11,12 @@ import argparse
 import json
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -28,14 +26,14 @@ import psutil
 from airflow.sdk.exceptions import TaskDeferred
 
 from tests.e2e.drivers import Piped, Steady
-from tests.e2e.feed import SPEC
+from tests.e2e.feed import DONE, SPEC
 from tests.operators.supervising import make_context
 from tests.sealed_queries.apps import Clicks
 from tests.sealed_queries.rig import KilledJob
 from tests.servers.jars import spark_jars
 from tests.servers.minio import RealMinio, running
 from tests.servers.processes import has_busy_worker, list_children
-from tests.servers.yarn import NARROW_QUEUE, YarnCluster, run_yarn
+from tests.servers.yarn import NARROW_QUEUE, YarnCluster, describe_site, run_yarn
 from tidegate.checkpoints.checkpoint_catalog import CheckpointCatalog
 from tidegate.checkpoints.driver_requests import DesiredState, set_desired_state
 from tidegate.checkpoints.host_clock import poll_until
@@ -96,13 +94,14 @@ class Rig:
         assert local.run() == 0, local.log_text()
         return local.content()
 
-    def feed(self, name: str, *, spec: str = SPEC) -> Piped:
-        """A pipeline of its own in the bucket, with the objects of `expected`."""
+    def feed(self, name: str, *, spec: str = SPEC, has_end: bool = True) -> Piped:
+        """A pipeline of its own in the bucket, with the objects of `expected`.
+
+        Without `has_end` the sources have no file that ends them, so that no driver ends.
+        """
         url = f"s3://{self.minio.bucket}/{name}"
         fed = Steady(self.folder / name, self.objects, url, spec=spec.replace(_LOCAL, _ON_YARN))
-        for file in sorted(fed.inbox.rglob("*")):
-            if file.is_file():
-                fed.store().upload(file, str(file.relative_to(fed.inbox)))
+        upload_input(fed, [file for file in list_input(fed) if has_end or file.name != DONE])
         return fed
 
     def check(self, piped: Piped) -> None:
@@ -111,6 +110,17 @@ class Rig:
         different = [name for name, rows in self.expected.items() if found[name] != rows]
         assert different == [], f"other rows than a local run: {different}"
         assert piped.exact().problems == []
+
+
+def list_input(fed: Piped) -> list[Path]:
+    """The files of all sources."""
+    return [file for file in sorted(fed.inbox.rglob("*")) if file.is_file()]
+
+
+def upload_input(fed: Piped, files: Sequence[Path]) -> None:
+    """Put files of the sources into the bucket."""
+    for file in files:
+        fed.store().upload(file, str(file.relative_to(fed.inbox)))
 
 
 class Submitted:
@@ -136,7 +146,7 @@ class Submitted:
         self.name = load_any_spec(spec_file).name
         self.log = SlotLog(open_store(store_url), self.name)
         self.submitted: LaunchedDriver | None = None
-        self._conf = {**_describe_site(rig.folder), **(conf or {})}
+        self._conf = {**describe_site(rig.folder), **(conf or {})}
         self._earlier = 0
         self._has_lost_submitter = False
 
@@ -225,13 +235,25 @@ def _is_submission(process: psutil.Process) -> bool:
 
 
 class SubmittedPipeline(Submitted):
-    """The pipeline of this name, fed with the objects of `Rig.expected`."""
+    """The pipeline of this name, fed with the objects of `Rig.expected`.
+
+    Without `has_end` no driver ends before `end_input`.
+    """
 
     def __init__(
-        self, rig: Rig, name: str, mode: str, conf: Mapping[str, str] | None = None
+        self,
+        rig: Rig,
+        name: str,
+        mode: str,
+        conf: Mapping[str, str] | None = None,
+        has_end: bool = True,
     ) -> None:
-        self.piped = rig.feed(name)
+        self.piped = rig.feed(name, has_end=has_end)
         super().__init__(rig, self.piped.spec_file, self.piped.store_url, mode, conf)
+
+    def end_input(self) -> None:
+        """Say that no more objects come."""
+        upload_input(self.piped, [file for file in list_input(self.piped) if file.name == DONE])
 
     def wait_until_done(self) -> None:
         """Wait until YARN calls the application a success, and compare the tables."""
@@ -249,7 +271,7 @@ def launch(rig: Rig, mode: str) -> str:
 
 def adopt(rig: Rig, mode: str) -> str:
     """The submitting process dies; a new task finds the driver alive and launches no other."""
-    run = SubmittedPipeline(rig, f"adopt-{mode}", mode)
+    run = SubmittedPipeline(rig, f"adopt-{mode}", mode, has_end=False)
     run.launch()
     run.wait_until_sealed(1)
     run.kill_submitter()
@@ -267,6 +289,7 @@ def adopt(rig: Rig, mode: str) -> str:
             trigger = deferred.trigger
     assert trigger.launched is None, "a second driver was launched"
     assert trigger.floor == token
+    run.end_input()
     run.wait_until_done()
     assert run.read_token() == token
     assert run.count_attempts() == 1
@@ -299,7 +322,7 @@ def wait_for_queue(rig: Rig, mode: str) -> str:
 
 def lose_executor(rig: Rig, mode: str) -> str:
     """kill -9 of an executor while an epoch is computed; YARN gives another one."""
-    run = SubmittedPipeline(rig, f"executor-{mode}", mode)
+    run = SubmittedPipeline(rig, f"executor-{mode}", mode, has_end=False)
     run.launch()
     run.wait_until_sealed(1)
     victim = _wait_for_busy_executor(run)
@@ -309,6 +332,7 @@ def lose_executor(rig: Rig, mode: str) -> str:
     run.wait(
         lambda: {one.pid for one in rig.yarn.find_containers(EXECUTOR)} - before, "a new executor"
     )
+    run.end_input()
     run.wait_until_done()
     assert run.count_attempts() == 1
     return f"killed after epoch {sealed} of {run.log.head().slot}"
@@ -316,15 +340,28 @@ def lose_executor(rig: Rig, mode: str) -> str:
 
 def lose_node(rig: Rig, mode: str) -> str:
     """kill -9 of a NodeManager with all of its containers, one of which computes."""
-    run = SubmittedPipeline(rig, f"node-{mode}", mode)
+    run = SubmittedPipeline(rig, f"node-{mode}", mode, has_end=False)
     run.launch()
     run.wait_until_sealed(1)
     victim = _wait_for_busy_executor(run)
-    sealed = run.log.head().slot
-    rig.yarn.kill_node(rig.yarn.find_node(victim))
+    (master,) = rig.yarn.find_containers(MASTERS[mode])
+    before = {one.pid for one in rig.yarn.find_containers(EXECUTOR)}
+    lost, sealed = rig.yarn.find_node(victim), run.log.head().slot
+    loses_master = rig.yarn.find_node(master) == lost
+    rig.yarn.kill_node(lost)
     rig.yarn.add_node()
+    # YARN misses a node after a while. A driver in client mode that ends earlier leaves YARN an
+    # application without an application master, which is no success.
+    if loses_master:
+        run.wait(lambda: rig.yarn.has_registered(run.application(), 2), "a second attempt")
+    run.wait(
+        lambda: {one.pid for one in rig.yarn.find_containers(EXECUTOR)} - before, "a new executor"
+    )
+    run.end_input()
     run.wait_until_done()
-    return f"lost after epoch {sealed} of {run.log.head().slot}, {run.count_attempts()} attempts"
+    assert run.count_attempts() == (2 if loses_master else 1)
+    what = "the application master and an executor" if loses_master else "an executor"
+    return f"{what} lost after epoch {sealed} of {run.log.head().slot}"
 
 
 def lose_master(rig: Rig, mode: str) -> str:
@@ -332,13 +369,15 @@ def lose_master(rig: Rig, mode: str) -> str:
 
     The second attempt takes the lease, so that nothing of the first one can be sealed after it.
     """
-    run = SubmittedPipeline(rig, f"master-{mode}", mode)
+    run = SubmittedPipeline(rig, f"master-{mode}", mode, has_end=False)
     run.launch()
     run.wait_until_sealed(1)
     _wait_for_busy_executor(run)
     (master,) = rig.yarn.find_containers(MASTERS[mode])
     sealed, token = run.log.head().slot, run.read_token()
     master.kill()
+    run.wait(lambda: rig.yarn.has_registered(run.application(), 2), "a second attempt")
+    run.end_input()
     run.wait_until_done()
     assert run.count_attempts() == 2
     # In client mode the driver is no part of the application master, and goes on.
@@ -459,20 +498,6 @@ def _kill_submitted(submitted: Sequence[LaunchedDriver]) -> None:
 
 def _connect(mode: str) -> str:
     return json.dumps({"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": mode}})
-
-
-def _describe_site(folder: Path) -> dict[str, str]:
-    """Settings of a site whose hosts have Spark and this Python at the same paths."""
-    spark = find_spec("pyspark")
-    assert spark is not None
-    assert spark.submodule_search_locations
-    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    return {
-        "spark.yarn.jars": f"local:{spark.submodule_search_locations[0]}/jars/*",
-        "spark.yarn.stagingDir": f"file://{folder}/staging",
-        **{f"spark.yarn.appMasterEnv.{name}": value for name, value in python.items()},
-        **{f"spark.executorEnv.{name}": value for name, value in python.items()},
-    }
 
 
 def run_scenarios(rig: Rig, chosen: Sequence[tuple[str, str]]) -> int:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from getpass import getuser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -223,6 +225,11 @@ class YarnCluster:
         number = application.removeprefix("application_")
         return len(set(re.findall(rf"appattempt_{number}_\d+", self._read_log())))
 
+    def has_registered(self, application: str, attempt: int) -> bool:
+        """Whether this attempt's application master has told YARN that it runs."""
+        number = f"appattempt_{application.removeprefix('application_')}_{attempt:06}"
+        return f"{number} State change from LAUNCHED to RUNNING" in self._read_log()
+
     def read_output(self, application: str) -> str:
         """What all containers of an application have written to their standard output so far."""
         files = sorted(self.folder.glob(f"n*/logs/{application}/*/stdout"))
@@ -275,6 +282,23 @@ def run_yarn(folder: Path, nodes: int) -> Iterator[YarnCluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+def describe_site(folder: Path) -> dict[str, str]:
+    """Settings of Spark for hosts that have Spark and this Python at the same paths.
+
+    What a submission uploads goes below `folder`.
+    """
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.submodule_search_locations
+    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOOPBACK}
+    return {
+        "spark.yarn.jars": f"local:{spark.submodule_search_locations[0]}/jars/*",
+        "spark.yarn.stagingDir": f"file://{folder}/staging",
+        **{f"spark.yarn.appMasterEnv.{name}": value for name, value in python.items()},
+        **{f"spark.executorEnv.{name}": value for name, value in python.items()},
+    }
 
 
 def _write_settings(file: Path, settings: Mapping[str, str]) -> None:
