@@ -41,7 +41,7 @@ from tidegate.jobs.spec.user_code import (
 )
 
 from .deploy_turn import DeployTurn
-from .startup import WORK_PREFIX, keep_from_ageing, lock_folder
+from .startup import WORK_PREFIX, keep_from_ageing, lock_folder, remove_abandoned_folders
 
 _log = structlog.get_logger("tidegate.driver")
 
@@ -206,6 +206,8 @@ def _extract_code(copy: SpecCopy, checkout: Path, *, is_equal: bool) -> Path:
     if not copy.code or (is_job and is_equal):
         return checkout
     folder = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}code-"))
+    # Here too: a job, or a driver with a given scratch folder, has no other temporary one.
+    remove_abandoned_folders(folder.parent)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     lock_folder(folder)  # if this process is killed, a later driver deletes the folder
     keep_from_ageing(folder)

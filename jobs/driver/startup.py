@@ -597,8 +597,7 @@ def open_work_folder(given: Path | None) -> Iterator[Path]:
         if given is None:
             name = resources.enter_context(TemporaryDirectory(prefix=WORK_PREFIX))
             folder = Path(name)
-            for other in folder.parent.glob(f"{WORK_PREFIX}*"):
-                _remove_if_abandoned(other)
+            remove_abandoned_folders(folder.parent)
         else:
             folder = given
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are in its files
@@ -638,6 +637,12 @@ def keep_from_ageing(folder: Path) -> int:
     with contextlib.suppress(OSError):  # a network file system may have no locks
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
+
+
+def remove_abandoned_folders(parent: Path) -> None:
+    """Delete the temporary folders of drivers that were killed."""
+    for folder in parent.glob(f"{WORK_PREFIX}*"):
+        _remove_if_abandoned(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:

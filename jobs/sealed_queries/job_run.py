@@ -62,7 +62,6 @@ from .checkpoint_files import find_planned_batch, find_running_batch, read_query
 from .checkpoint_folder import BucketFolder, HostFolder
 from .errors import (
     BAD_QUERY_NAME,
-    BUCKET_AWAY,
     CONTINUOUS_QUERY,
     NO_BUCKET,
     NO_QUERY,
@@ -85,7 +84,7 @@ from .job_location import (
 )
 from .jvm_watchdog import JvmWatchdog
 from .script_run import run_script
-from .seal_loop import SealLoop, SparkReports, is_bucket_away
+from .seal_loop import SealLoop, SparkReports, find_passing_error
 from .sink_restore import (
     SealedPoint,
     build_commit_marks,
@@ -538,10 +537,11 @@ class JobSession(LeasedSession):
         }
 
     def _classify(self, error: Exception) -> TidegateError:
-        if not isinstance(error, TidegateError) and is_bucket_away(str(error)):
+        entry = None if isinstance(error, TidegateError) else find_passing_error(str(error))
+        if entry is not None:
             # While a query was started; one that runs fails by itself.
             text = extract_cause(error)
-            return BUCKET_AWAY(pipeline=self._spec.name, what="the script", text=text)
+            return entry(pipeline=self._spec.name, what="the script", text=text)
         reported = classify_error(self._spec.name, error)
         unexpected = reported.code == UNEXPECTED.code
         return self._fail(get_first_line(error)) if unexpected else reported

@@ -17,7 +17,7 @@ from tidegate.checkpoints.batch_notes import BatchReport
 from tidegate.checkpoints.driver_requests import AckOutcome, DriverRequest, RequestQueue
 from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.store import StoreDeniedError
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import ErrorDefinition, TidegateError, TransientError
 from tidegate.jobs.driver.epoch_loop import DENIED_PATIENCE
 from tidegate.jobs.driver.error_classification import classify_error
 from tidegate.jobs.driver.operator_requests import ENDING_KINDS, PINNING_KINDS, pin_for_request
@@ -38,6 +38,7 @@ from .errors import (
     SCRIPT_FAILED,
     SINK_RACED,
     SLOT_TAKEN,
+    WORKER_LATE,
 )
 from .sink_restore import find_newest_entry
 
@@ -55,6 +56,8 @@ _BUCKET_AWAY = re.compile(
     r"|fs\.s3a\.HttpChannelEOFException"
     r"|awssdk\.\S+: Unable to execute HTTP request"
 )
+# Spark 4.1.3 gives a worker of a stateful function 10 s; no setting changes that.
+_WORKER_LATE = "Timed out while waiting for the Python worker"
 # Errors that would pass by themselves, but not in this launch.
 _ENDING = (SLOT_TAKEN.code, BATCH_STALLED.code, SINK_RACED.code)
 _TRIGGERS_THAT_END = ("availableNow", "once")
@@ -372,7 +375,7 @@ class SealLoop:
         """
         for name in self._reports.failures.keys() & self.queries.keys():
             text = self._reports.failures[name]
-            entry = BUCKET_AWAY if is_bucket_away(text) else SCRIPT_FAILED
+            entry = find_passing_error(text) or SCRIPT_FAILED
             if _LOST_RACE in text:
                 self.raced.add(name)
                 entry = SINK_RACED
@@ -440,9 +443,11 @@ class SealLoop:
         self._requests.acknowledge(request, outcome, detail, self._steps.lease.token, head)
 
 
-def is_bucket_away(text: str) -> bool:
-    """Return whether an error of Spark says that a bucket did not answer S3A."""
-    return _BUCKET_AWAY.search(text) is not None
+def find_passing_error(text: str) -> ErrorDefinition | None:
+    """Return the entry for an error of Spark that another launch may not meet; None for others."""
+    if _BUCKET_AWAY.search(text):
+        return BUCKET_AWAY
+    return WORKER_LATE if _WORKER_LATE in text else None
 
 
 def _is_trigger_active(query: Any) -> bool:

@@ -273,6 +273,29 @@ def test_a_job_runs_its_sealed_script(place: Place) -> None:
         assert launch.script_place == script
 
 
+def test_code_of_killed_jobs_is_removed(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the next launch that has a folder of code; a folder that is young may get a lock soon."""
+    temporary = tmp_path / "temporary"
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    dead, young = (temporary / f"tidegate-code-{name}" for name in ("dead", "young"))
+    for folder in (dead, young):
+        folder.mkdir(parents=True)
+        (folder / ".lock").touch()
+    os.utime(dead / ".lock", (0, 0))
+    file, script = place.file.with_name("j.yaml"), place.file.with_name("app.py")
+    file.write_text("apiVersion: tidegate/v1\nkind: job\nname: j\napp: app.py\n")
+    script.write_text("x = 1\n")
+    first = choose_launch_spec(file, place.store)
+    first.turn.begin(place.store)
+    first.turn.confirm(place.store)
+    assert dead.exists()
+    script.write_text("x = 2\n")
+    assert choose_launch_spec(file, place.store).folder.parent == temporary
+    assert (dead.exists(), young.exists()) == (False, True)
+
+
 def test_a_pipeline_runs_the_code_of_its_copy(place: Place) -> None:
     """From the first launch on, so that a checkout may change or go. Data beside it is found."""
     reducer = "{from: events, to: d, function: 'lib.sums:fold'}"

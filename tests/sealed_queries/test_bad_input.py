@@ -481,6 +481,7 @@ _SDK = "put on b/1.delta: software.amazon.awssdk.core.exception"
 
 
 # What hadoop-aws 3.4.2 makes of errors of the SDK: a refused connection, one that breaks, and so on.
+# The last comes from Spark, on a host that is too busy to start Python.
 @pytest.mark.parametrize(
     "gone",
     [
@@ -489,10 +490,13 @@ _SDK = "put on b/1.delta: software.amazon.awssdk.core.exception"
         f"org.apache.hadoop.fs.s3a.AWSApiCallTimeoutException: {_SDK}.ApiCallTimeoutException: late",
         "org.apache.hadoop.fs.s3a.HttpChannelEOFException: put on b/1.delta: no response",
         "org.apache.hadoop.fs.s3a.AWSStatus500Exception: put on b/1.delta: 502",
+        "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
     ],
 )
-def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, gone: str) -> None:
-    """Another launch can help, as when the store does not answer the driver; also at a start."""
+def test_what_spark_waited_for_in_vain_is_no_fault_of_the_script(
+    session: JobSession, gone: str
+) -> None:
+    """A bucket or a Python worker: another launch can help, also if it was at a start."""
     session._start_query(WriterFacts(name="q"))
     start_query(session._reports, "run", "q")
     end_query(session._reports, "run", f"org.x: bad\n at y\nCaused by: {gone}")
@@ -504,7 +508,7 @@ def test_a_bucket_that_does_not_answer_spark_is_waited_for(session: JobSession, 
     session._loop.check_queries()
     assert session._loop.error is not None
     assert session._loop.error.failure_class is FailureClass.TRANSIENT
-    assert "1.delta" in session._loop.error.message
+    assert gone[-20:] in session._loop.error.message
 
 
 def test_a_script_that_does_not_start_its_queries_is_stalled(tmp_path: Path) -> None:
