@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -529,6 +530,17 @@ def _parse_timestamp(value: Any) -> datetime:
     return parsed
 
 
+@cache
+def _open_data_loader() -> Any:
+    """Return what keeps botocore's descriptions of S3.
+
+    A client that reads them itself takes 0.13 s instead of 0.015 s.
+    """
+    from botocore.loaders import Loader
+
+    return Loader()
+
+
 def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
     import boto3
     import botocore.session
@@ -538,6 +550,11 @@ def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
     core.get_component("response_parser_factory").set_parser_defaults(
         timestamp_parser=_parse_timestamp
     )
+    loader = _open_data_loader()
+    core.register_component("data_loader", loader)
+    session = boto3.session.Session(botocore_session=core)
+    # Each session has added boto3's own folder to them.
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)
     config = Config(
         retries={"total_max_attempts": attempts, "mode": "standard"},
         connect_timeout=settings.connect_timeout,
@@ -548,7 +565,7 @@ def _make_s3_client(settings: S3Settings, attempts: int) -> Any:
         user_agent="tidegate",
     )
     access_key, secret_key, session_token = settings.reveal_keys()
-    return boto3.session.Session(botocore_session=core).client(
+    return session.client(
         "s3",
         endpoint_url=settings.endpoint,
         region_name=settings.region,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from .summaries import (
 )
 
 if TYPE_CHECKING:
+    from great_expectations.core.batch_definition import BatchDefinition
     from great_expectations.core.expectation_validation_result import (
         ExpectationSuiteValidationResult,
         ExpectationValidationResult,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from great_expectations.data_context.data_context.abstract_data_context import (
         AbstractDataContext,
     )
-    from great_expectations.datasource.fluent.pandas_datasource import PandasDatasource
 
 _OFFENDERS_SHOWN = 5  # offenders named per check; the Data Docs list all of them
 SAMPLE_ROWS = 5
@@ -150,9 +149,12 @@ def run_suites(
     with warnings.catch_warnings():
         # GX and its dependencies warn about themselves; our own code has run by now.
         warnings.simplefilter("ignore")
+        # One asset for all frames: with each that is added, GX writes its whole configuration.
         source = _make_gx_context().data_sources.add_pandas("summaries")
-        newest = _judge_slice(source, suites, evidence, limits)
-        slices = [_judge_slice(source, suites, one, limits) for one in older]
+        asset = source.add_dataframe_asset("frames")
+        any_frame = asset.add_batch_definition_whole_dataframe("any")
+        newest = _judge_slice(any_frame, suites, evidence, limits)
+        slices = [_judge_slice(any_frame, suites, one, limits) for one in older]
     found = [newest, *reversed(slices)]
     shown = tuple(
         _pick_shown(results) for results in zip(*(part.checks for part in found), strict=True)
@@ -181,7 +183,7 @@ class _SliceResult:
 
 
 def _judge_slice(
-    source: PandasDatasource,
+    any_frame: BatchDefinition[Any],
     suites: Sequence[Suite],
     evidence: Evidence | JobEvidence,
     limits: dict[str, float],
@@ -199,7 +201,7 @@ def _judge_slice(
     for suite in suites:
         for summary in dict.fromkeys(c.summary for c in suite.checks):
             part = [c for c in suite.checks if c.summary == summary]
-            found, page = _validate_summary(source, suite, part, evidence, limits, frames)
+            found, page = _validate_summary(any_frame, suite, part, evidence, limits, frames)
             results = [
                 replace(one, page_suffix=suffix) if suffix and not one.passed else one
                 for one in found
@@ -211,7 +213,7 @@ def _judge_slice(
 
 
 def _validate_summary(
-    source: PandasDatasource,
+    any_frame: BatchDefinition[Any],
     suite: Suite,
     checks: Sequence[Check],
     evidence: Evidence | JobEvidence,
@@ -240,10 +242,7 @@ def _validate_summary(
     page = f"{suite.suite}.{name}"
     validation = None
     if expectations:
-        asset = source.add_dataframe_asset(f"{page}.{secrets.token_hex(4)}")
-        batch = asset.add_batch_definition_whole_dataframe(name).get_batch(
-            batch_parameters={"dataframe": frame}
-        )
+        batch = any_frame.get_batch(batch_parameters={"dataframe": frame})
         validation = batch.validate(
             gx.ExpectationSuite(name=page, expectations=expectations),
             result_format={

@@ -3,8 +3,9 @@
 Fast to import: Great Expectations is not needed here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from math import isfinite
@@ -164,11 +165,7 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
             the pipeline does not have.
     """
     quality = spec.quality
-    # Through importlib.resources, because the package may be read from a zip file.
-    folder: Traversable = resources.files("tidegate.expectations") / "suites"
-    if isinstance(spec, JobSpec):
-        folder /= "jobs"
-    suites = {f.name: _load_suite(f) for f in _list_suite_files(folder)}
+    suites = dict(_load_built_in_suites(of_jobs=isinstance(spec, JobSpec)))
     if quality.suites is not None:
         own = Path(quality.suites)
         if not own.is_dir():
@@ -190,6 +187,16 @@ def load_suites(spec: PipelineSpec | JobSpec) -> list[Suite]:
     owner = quality.owner or spec.supervision.owner
     selected = (_select_checks(suite, quality, had, owner) for suite in needed)
     return [suite for suite in selected if suite is not None]
+
+
+@cache
+def _load_built_in_suites(*, of_jobs: bool) -> Mapping[str, Suite]:
+    """File name -> suite; read once, for a quality run asks for them several times."""
+    # Through importlib.resources, because the package may be read from a zip file.
+    folder: Traversable = resources.files("tidegate.expectations") / "suites"
+    if of_jobs:
+        folder /= "jobs"
+    return {file.name: _load_suite(file) for file in _list_suite_files(folder)}
 
 
 def _list_parts(spec: PipelineSpec | JobSpec) -> set[Need]:
