@@ -46,7 +46,8 @@ from .python_tasks import (
     sort_file_answers,
     sort_unit_answers,
 )
-from .spark_session import SPARK_ERRORS, SparkSessions
+from .spark_session import SPARK_ERRORS, SparkSessions, carry_error
+from .worker_versions import describe_versions, find_other_version
 
 ROWS: Final = (
     StructType()
@@ -153,11 +154,11 @@ def start_workers(
     """Start as many workers as run at a time, and let them import the kernel and libraries.
 
     Raises:
-        PySparkException: they have not tidegate, do not see the object of `sample`, or lack a
-            variable of the topics of `spec`.
+        PySparkException: they have not tidegate or not the driver's packages, do not see the object
+            of `sample`, or lack a variable of the topics of `spec`.
     """
     assert not variables  # noqa: S101 - as in `run_read_job`
-    body = partial(_import_kernel, tuple(libraries), sample, spec)
+    body = partial(_import_kernel, describe_versions(), tuple(libraries), sample, spec)
     # Without a number of partitions there are as many as the server runs tasks at a time.
     session.range(_MANY).mapInArrow(body, ROWS).collect()
 
@@ -244,6 +245,7 @@ def _run_body(
 
 
 def _import_kernel(
+    versions: str,
     libraries: Sequence[str],
     sample: StoreSample | None,
     spec: PipelineSpec | None,
@@ -251,6 +253,8 @@ def _import_kernel(
 ) -> _Batches:
     for _ in batches:  # a worker whose input is not read is lost
         pass
+    if (other := find_other_version(versions)) is not None:
+        raise carry_error(other)
     import_libraries(libraries)
     if sample is not None:
         _require_sample(sample)

@@ -199,7 +199,9 @@ class SparkMover:
         except SPARK_ERRORS as error:
             lost = detect_lost_executors(spec.name, error, pipeline=spec.name)
             raise (
-                lost or NO_PYTHON_WORKERS(pipeline=spec.name, cause=extract_cause(error))
+                find_carried_error(error)
+                or lost
+                or NO_PYTHON_WORKERS(pipeline=spec.name, cause=extract_cause(error))
             ) from error
 
     def _discard_rows(self) -> None:

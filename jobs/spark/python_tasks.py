@@ -29,6 +29,7 @@ from tidegate.checkpoints.executor_keys import (
     has_executor_keys,
     select_driver_variables,
 )
+from tidegate.errors import TidegateError
 from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit
@@ -49,7 +50,8 @@ from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
-from .spark_session import SparkSessions
+from .spark_session import SparkSessions, carry_error
+from .worker_versions import VERSIONS_VARIABLE, describe_versions, find_other_version
 
 _log = structlog.get_logger("tidegate.driver")
 _ALLOCATOR_VARIABLES = {
@@ -226,11 +228,16 @@ def start_workers(
 
     They see the store of this process, so `sample` is not looked at. The variables of the topics of
     `spec` are theirs where they have keys of their own.
+
+    Raises:
+        ConfigurationError: a worker has other packages than the driver.
+        Py4JJavaError: a worker cannot run tidegate; or a PySparkException.
     """
     context = prepare_context(session, variables)
     tasks = context.defaultParallelism
     body = partial(_import_kernel, libraries, spec if have_executors_keys(session) else None)
-    context.parallelize(range(tasks), tasks).mapPartitions(body).collect()
+    for other in context.parallelize(range(tasks), tasks).mapPartitions(body).collect():
+        raise other
 
 
 def prepare_context(session: SparkSession, variables: Mapping[str, str] | None = None) -> Any:
@@ -241,7 +248,7 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
     context = session.sparkContext
     own = select_driver_variables(os.environ, with_keys=not have_executors_keys(session))
     given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
-    variables = {**given, **own, **(variables or {})}
+    variables = {**given, **own, VERSIONS_VARIABLE: describe_versions(), **(variables or {})}
     with _environment_lock:
         # Replaced, not changed: PySpark may be reading it for a job of another thread.
         context.environment = {**context.environment, **variables}
@@ -407,13 +414,18 @@ def describe_units(
 
 
 def _import_kernel(
-    libraries: Sequence[str], spec: PipelineSpec | None, rows: Iterator[int]
-) -> Iterator[int]:
-    """The body of a task that starts its worker, and looks for the variables of topics."""
+    libraries: Sequence[str], spec: PipelineSpec | None, _rows: Iterator[int]
+) -> Iterator[TidegateError]:
+    """The body of a task that starts its worker, and looks for the variables of topics.
+
+    Packages that are not the driver's are its answer: a failure Spark would try again elsewhere.
+    """
+    if (other := find_other_version(os.environ.get(VERSIONS_VARIABLE))) is not None:
+        yield other
+        return
     import_libraries(libraries)
     if spec is not None:
         require_settings(spec)
-    yield from rows
 
 
 def import_libraries(libraries: Sequence[str]) -> None:
@@ -428,12 +440,18 @@ def _keep_caches(self: zipimport.zipimporter) -> None:
 
 
 def prepare_worker() -> None:
-    """Make what a worker repeats for each task cheap; once in each.
+    """Require the driver's packages in a worker, and make cheap what it repeats for each task.
 
-    The process of a `LocalSession` runs tasks itself, and stays as it is.
+    Once in each worker. The process of a `LocalSession` runs tasks itself, and stays as it is.
+
+    Raises:
+        RuntimeError: a package is not the driver's (`carry_error`). The worker may have joined
+            later than `start_workers`; through Spark Connect only that asks.
     """
     if hasattr(sys, "_tidegate_settled") or TaskContext.get() is None:
         return
+    if (other := find_other_version(os.environ.get(VERSIONS_VARIABLE))) is not None:
+        raise carry_error(other)
     sys._tidegate_settled = True  # type: ignore[attr-defined]
     # PySpark forgets all imports before each task. Then the directories of its archives are read
     # again, which takes longer than a small task.

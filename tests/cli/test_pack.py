@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Cli
 
 from tidegate.jobs.cli import pack_command
+from tidegate.jobs.spark.worker_versions import describe_versions
 
 SPEC = """\
 apiVersion: tidegate/v1
@@ -31,6 +32,8 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 print(kernel.__file__)
 print(*sorted({"airflow", "great_expectations", "pyspark"} & set(sys.modules)))
+from tidegate.jobs.spark.worker_versions import describe_versions
+print(describe_versions())
 """
 LATE = (
     "boto3",
@@ -142,6 +145,7 @@ def test_a_packed_python_runs_the_kernel_by_itself(cli: Cli, tmp_path: Path) -> 
         check=True,
         timeout=300,
     )
-    place, forbidden = done.stdout.splitlines()
+    place, forbidden, versions = done.stdout.splitlines()
     assert place == str(tmp_path / "env" / "tidegate" / "jobs" / "rows" / "__init__.py")
     assert forbidden == ""
+    assert versions == describe_versions()

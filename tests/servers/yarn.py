@@ -226,7 +226,7 @@ class YarnCluster:
         return len(set(re.findall(rf"appattempt_{number}_\d+", self._read_log())))
 
     def has_registered(self, application: str, attempt: int) -> bool:
-        """Whether this attempt's application master has told YARN that it runs."""
+        """Whether this attempt's application master has registered."""
         number = f"appattempt_{application.removeprefix('application_')}_{attempt:06}"
         return f"{number} State change from LAUNCHED to RUNNING" in self._read_log()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from tests.scheduling import sample_in_ci
@@ -38,8 +40,8 @@ from tidegate.jobs.rows.column_casts import is_cast_proven
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
-from tidegate.jobs.spark import mover, python_tasks, task_epochs, task_events
-from tidegate.jobs.spark.spark_session import SparkSessions
+from tidegate.jobs.spark import mover, python_tasks, task_epochs, task_events, worker_versions
+from tidegate.jobs.spark.spark_session import SparkSessions, find_carried_error
 from tidegate.time_units import TICK_MAX, TICK_MIN, TIME_BOUND
 
 if TYPE_CHECKING:
@@ -590,6 +592,27 @@ def test_a_worker_without_its_jvm_ends_without_a_word(manner: str) -> None:
         assert (ended.stdout, ended.stderr) == ("code 1\n", "")
     else:
         assert "BrokenPipeError" in ended.stderr
+
+
+def test_a_worker_with_other_packages_is_named(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes nothing: at the start its host is the answer, and later its task fails."""
+    other = json.loads(worker_versions.describe_versions()) | {"duckdb": "0.0.1"}
+    monkeypatch.setattr(python_tasks, "describe_versions", lambda: json.dumps(other))
+    with pytest.raises(
+        ConfigurationError, match=r"has duckdb .*, and the driver has 0\.0\.1"
+    ) as met:
+        python_tasks.start_workers(session)
+    assert socket.gethostname() in met.value.message
+    sessions = SparkSessions(lambda: session)
+    with pytest.raises(Py4JJavaError) as failed:
+        python_tasks.run_small_job(sessions, python_tasks.describe_units, [1])
+    carried = find_carried_error(failed.value)
+    assert carried is not None
+    assert carried.code == "spark.other_versions"
+    monkeypatch.undo()
+    python_tasks.start_workers(session)
 
 
 def test_workers_end_with_their_jvm(session: SparkSession) -> None:
