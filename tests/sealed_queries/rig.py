@@ -90,6 +90,7 @@ class KilledJob:
         (folder / "job.yaml").write_text(self.spec.model_dump_json(by_alias=True))
         self.log = SlotLog(open_store(self.store_url), kind.name)
         self.process: subprocess.Popen[bytes] | None = None
+        self._log_begins = 0  # where the log of the newest driver begins
         self._token_before = 0  # of the lease, when the newest driver was started
         self._started: list[subprocess.Popen[bytes]] = []
 
@@ -121,6 +122,7 @@ class KilledJob:
         command += [str(self.folder / "attempt"), '{"conn_id": "here"}'] if submitted else []
         arguments = [str(self.folder / "job.yaml"), "--store", self.store_url, *options]
         with (self.folder / "driver.log").open("ab") as log:
+            self._log_begins = log.tell()
             self.process = subprocess.Popen(
                 [*command, *arguments],
                 env={
@@ -169,14 +171,27 @@ class KilledJob:
         assert "nanobind" not in self.read_end_of_log()  # its own words are the last
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; fails if the driver ends before."""
+        """Wait until a condition holds; fails if the driver ends before.
+
+        A driver that ended because the host was too busy to start a Python worker is launched
+        again, as its supervisor does.
+        """
         deadline = time.monotonic() + _PATIENCE
         while not condition():
             assert self.process is not None
             has_ended = self.process.poll() is not None or time.monotonic() > deadline
             if has_ended and not condition():  # it may hold since the driver's last step
+                if self._had_no_worker():
+                    self.launch()
+                    continue
                 raise AssertionError(self.read_end_of_log())
             time.sleep(0.1)
+
+    def _had_no_worker(self) -> bool:
+        """Whether the newest driver has ended because Spark gave up on a Python worker."""
+        assert self.process is not None
+        log = (self.folder / "driver.log").read_bytes()[self._log_begins :]
+        return self.process.poll() == 3 and b'"job.worker_late"' in log
 
     def read_end_of_log(self) -> str:
         """What the drivers have said last."""

@@ -8,6 +8,7 @@ import threading
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
+from typing import BinaryIO
 from unittest.mock import MagicMock
 
 import pytest
@@ -63,6 +64,23 @@ def test_the_proof_stops_no_driver_without_the_lease(
     job.run_to_end_of_input()
     late.join()
     assert tokens == [1]
+
+
+def test_the_proof_launches_a_driver_again_that_had_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own launch tells so; one that ends with another error is not launched again."""
+    job, ends = KilledJob(tmp_path / "job", {}, Clicks, 1), ["job.worker_late", "job.no_query"]
+
+    def start(*_given: object, stdout: BinaryIO, **_more: object) -> MagicMock:
+        stdout.write(f'{{"code": "{ends.pop(0)}"}}\n'.encode())
+        return MagicMock(poll=lambda: 3)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    job.launch()
+    with pytest.raises(AssertionError, match=r"no_query"):
+        job.wait(lambda: False)
+    assert not ends
 
 
 def test_the_proof_ends_when_two_files_are_one_batch() -> None:
