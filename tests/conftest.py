@@ -5,6 +5,7 @@ Give unmarked tests their tier, keep Airflow's home out of the user's, share one
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.unit)
 
 
+def pytest_collection_finish() -> None:
+    """Spare the collector the half million objects of imported tests, which live to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under `-n`, tests that share servers or sessions run on one worker, in their order.
@@ -59,6 +66,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if by_files:  # in the order of the collection, or the files with most tests would come first
         config.option.loadscopereorder = False
     return Scheduling(config, log) if by_files or config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_waiting_for_disks() -> Iterator[None]:
+    """Have `os.fsync` only look at its handle: no test of this process cuts the power.
+
+    Tests of the order of writes note its calls. Processes that tests start wait as they do.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(scope="session")
