@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import FailureClass, TidegateError
+from tidegate.jobs.spec.executor_memory import build_memory_settings
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec, render_spec
 from tidegate.jobs.spec.operations import (
@@ -102,6 +103,8 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     environment = build_child_environment(StoreAccess(os.environ["TIDEGATE_STORE"]))
     settings = _build_spark_settings(driven)
     conf = {**settings.conf, **options.conf}
+    if isinstance(driven, PipelineSpec):  # how much a job's own functions need is not known
+        conf = {**build_memory_settings(_find_master(connection), conf), **conf}
     more: dict[str, Any] = {"application_args": [str(spec), *driver_arguments]}
     if cluster is None:
         # The driver runs here, in the JVM that spark-submit starts, on this Python.
@@ -173,14 +176,18 @@ def find_cluster_kind(
         return None
     if isinstance(driven, JobSpec):
         raise JOB_IN_CLUSTER(pipeline=driven.name, conn_id=options.conn_id)
-    # A connection made in Airflow's UI has the type `spark` and the master as its host.
-    master = str(connection.host if connection.conn_type == "spark" else connection.conn_type)
+    master = _find_master(connection)
     kind = next((kind for kind in _DRIVER_ENV_PREFIXES if master.startswith(kind)), None)
     if kind is None:
         raise SUBMIT_MODE(master=master, conn_id=options.conn_id)
     if kind == "k8s" and _UPLOAD_SETTING not in {**driven.spark.conf, **options.conf}:
         raise SUBMIT_UPLOAD(pipeline=driven.name, setting=_UPLOAD_SETTING)
     return kind
+
+
+def _find_master(connection: Any) -> str:
+    # A connection made in Airflow's UI has the type `spark` and the master as its host.
+    return str(connection.host if connection.conn_type == "spark" else connection.conn_type)
 
 
 def _print_log_lines_only() -> None:

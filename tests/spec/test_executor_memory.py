@@ -1,0 +1,37 @@
+"""Memory for Python workers, where a container has a limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.jobs.spec.executor_memory import build_memory_settings
+
+OVERHEAD = "spark.executor.memoryOverhead"
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({}, "984m"),
+        ({"spark.executor.memory": "512m"}, "984m"),
+        ({"spark.executor.memory": "2048"}, "984m"),
+        ({"spark.executor.memory": "20GB", "spark.executor.cores": "8"}, "6848m"),
+        ({OVERHEAD: "1g"}, None),
+        ({f"{OVERHEAD}Factor": "0.5"}, None),
+        ({"spark.executor.memory": "much"}, None),
+        ({"spark.executor.cores": "few"}, None),
+    ],
+)
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://host:6443"])
+def test_room_for_a_worker_on_each_core(
+    master: str, conf: dict[str, str], expected: str | None
+) -> None:
+    """Beside what Spark itself asks for; what the settings say goes first."""
+    found = build_memory_settings(master, conf)
+    assert found == ({} if expected is None else {OVERHEAD: expected})
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "sc://host"])
+def test_no_container_no_setting(master: str) -> None:
+    """Standalone workers have no limit for Python."""
+    assert build_memory_settings(master, {}) == {}
