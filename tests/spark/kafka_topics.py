@@ -54,13 +54,16 @@ def rows(
     known: Mapping[int, bytes | UnusableSchema] | None = None,
     *,
     key: bytes = b"ann",
-    header: bytes = b"phone",
+    header: bytes | Sequence[bytes] = b"phone",
     sent: datetime | None = SENT,
     plain: bool = False,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The decoded messages; with `plain` those that Arrow parses are not decoded by Spark."""
-    headers = [("from", bytearray(b"old")), ("from", bytearray(header)), ("x", None)]
+    """The decoded messages; with `plain` those that Arrow parses are not decoded by Spark.
+
+    All messages have one value of the header, or each has its own.
+    """
+    ends = [header] * len(values) if isinstance(header, bytes) else header
     data = [
         (
             bytearray(key),
@@ -69,9 +72,9 @@ def rows(
             0,
             n,
             sent,
-            headers,
+            [("from", bytearray(b"old")), ("from", bytearray(end)), ("x", None)],
         )
-        for n, v in enumerate(values)
+        for n, (v, end) in enumerate(zip(values, ends, strict=True))
     ]
     messages = session.createDataFrame(data, SCHEMA)
     source = spec_of(**more)
