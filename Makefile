@@ -252,7 +252,7 @@ bench-latency: venv java ## from a row's arrival, on MinIO or in a topic, to its
 	$(BIN)/python -m tests.bench.latency --minutes $(or $(MINUTES),3) $(ARGS)
 
 .PHONY: bench-workers
-bench-workers: venv java ## rows per second and core on a standalone cluster of one and of two workers, and what Spark's stages say of more
+bench-workers: venv java ## rows per second and core on a cluster of one and of two workers, and what Spark's stages say of more (ARGS="--master yarn")
 	$(BIN)/python -m tests.bench.workers $(ARGS)
 
 .PHONY: bench-splice

@@ -1,11 +1,12 @@
-"""Rows per second and core as workers are added to a real standalone master.
+"""Rows per second and core as workers are added to a real cluster.
 
 ``make bench-workers``.
 
-``python -m tests.bench.workers [--job windows] [--rows 4000000] [--epochs 8] [--rounds 2]``
+``python -m tests.bench.workers [--master yarn] [--job windows] [--rows 4000000] [--epochs 8]
+[--rounds 2]``
 
 Measured: one worker with one core against two workers with one core each, in turns, with MinIO as
-the store, on the windows of `make bench-windows`: alone, with events in order of arrival
+the store, workers of a standalone master or executors on a NodeManager of YARN, on the windows of `make bench-windows`: alone, with events in order of arrival
 (``default``), or with events in order of time (``both``); the epochs after the second, so that neither starting nor the compiling of
 the first epochs is in it. Where there are no more cores to measure with, Spark's own event log says
 what more would bring: the time in which no task ran (the driver alone: plan, decide, seal) stays,
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 from tests.bench.generate import generate
 from tests.bench.meter import cpu_seconds
@@ -38,7 +40,9 @@ from tests.bench.ours import bench_spec
 from tests.bench.rounds import check
 from tests.servers.minio import running
 from tests.servers.spark import standalone
+from tests.servers.yarn import describe_site, run_yarn
 from tidegate.checkpoints.s3_store import S3Store
+from tidegate.json_types import JsonObject
 
 _WARM: Final = 2  # epochs before the clock starts
 _CORES: Final = (1, 2, 4, 8, 16, 32, 64)
@@ -99,7 +103,7 @@ def laid_upon(tasks: Iterable[Task], cores: int) -> float:
     return total
 
 
-def drive(master: str, job: str, store: str, out: Path) -> dict[str, Any]:
+def drive(master: str, site: JsonObject, job: str, store: str, out: Path) -> dict[str, Any]:
     """One pipeline on the cluster to its end, in this process; what the warm epochs took."""
     from tidegate.jobs.driver.pipeline_run import RunOptions, run_pipeline
     from tidegate.jobs.engine.epoch_engine import EpochReport
@@ -112,6 +116,7 @@ def drive(master: str, job: str, store: str, out: Path) -> dict[str, Any]:
         "spark.eventLog.dir": log.as_uri(),
         "spark.eventLog.compress": "false",
         "spark.eventLog.rolling.enabled": "false",
+        **site,
     }
     spec = bench_spec(job, {"master": master, "driver_memory": "2g", "conf": conf})
     ends: list[
@@ -144,20 +149,40 @@ def drive(master: str, job: str, store: str, out: Path) -> dict[str, Any]:
     }
 
 
-def contend(workers: int, job: str, source: Path, out: Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def open_cluster(kind: str, workers: int, out: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """A cluster with so many workers of one core each: its master, and settings of Spark for it."""
+    if kind == "standalone":
+        with standalone(out, workers, cores=1) as cluster:
+            yield cluster.master, {}
+        return
+    # Short: containers have sockets below it.
+    with TemporaryDirectory(prefix="ty", dir="/tmp") as folder, run_yarn(Path(folder), 1) as yarn:
+        conf = {
+            **describe_site(out),
+            "spark.executor.instances": str(workers),
+            "spark.executor.cores": "1",
+            "spark.executor.memoryOverhead": "1g",  # the node checks it: the Python worker's
+        }
+        with patch.dict(os.environ, {"HADOOP_CONF_DIR": str(yarn.conf)}):
+            yield "yarn", conf
+
+
+def contend(kind: str, workers: int, job: str, source: Path, out: Path) -> dict[str, Any]:
     """A new cluster of so many workers with one core each, a MinIO, and a driver process."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     with (
         running(out / "minio") as minio,
-        standalone(out, workers, cores=1) as cluster,
+        open_cluster(kind, workers, out) as (master, site),
         (out / "driver.log").open("wb") as log,
     ):
         store = S3Store(minio.settings())
         for path in sorted(source.rglob("*")):
             if path.is_file():
                 store.upload(path, f"inbox/{path.relative_to(source)}")
-        command = [sys.executable, "-m", "tests.bench.workers", "--drive", cluster.master]
+        command = [sys.executable, "-m", "tests.bench.workers", "--drive", master]
+        command += ["--site", json.dumps(site)]
         command += ["--job", job, "--store", f"s3://{minio.bucket}", "--work", str(out / "logs")]
         own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         done = subprocess.run(
@@ -218,12 +243,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--job", choices=["windows", "default", "both"], default="windows")
     parser.add_argument("--work", type=Path, help="keep input and the last outputs here")
+    parser.add_argument("--master", choices=["standalone", "yarn"], default="standalone")
     parser.add_argument("--drive", metavar="MASTER", help=argparse.SUPPRESS)
+    parser.add_argument("--site", type=json.loads, default={}, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.drive:
         with contextlib.redirect_stdout(sys.stderr):
-            found = drive(given.drive, given.job, given.store, given.work)
+            found = drive(given.drive, given.site, given.job, given.store, given.work)
         print(json.dumps(found))
         sys.exit(found["code"])
     with TemporaryDirectory(prefix="tidegate-bench-") as scratch:
@@ -235,7 +262,9 @@ def main() -> None:
         for number in range(given.rounds):
             order = (1, 2) if number % 2 == 0 else (2, 1)  # no one always goes first
             one = {
-                workers: contend(workers, given.job, source, work / f"workers-{workers}")
+                workers: contend(
+                    given.master, workers, given.job, source, work / f"workers-{workers}"
+                )
                 for workers in order
             }
             rounds.append(dict(sorted(one.items())))
@@ -244,7 +273,7 @@ def main() -> None:
             )
             print(f"round {number + 1}: {times}, load {os.getloadavg()[0]:.1f}", flush=True)
         print(
-            f"{given.job}: {given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds,"
+            f"{given.job} on {given.master}: {given.rows:,} rows in {given.epochs} epochs, {given.rounds} rounds,"
             f" {os.cpu_count()} cores; medians"
         )
         print("\n".join(report(rounds)))

@@ -17,19 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 from unittest.mock import patch
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.e2e.drivers import Piped, Steady, wait_for
 from tests.e2e.feed import SPEC
-from tests.e2e.task_faults import TaskFaults
+from tests.e2e.task_faults import FOLDED, TaskFaults
 from tests.rows_on_spark.processes import Family, Seen
 from tests.rows_on_spark.proxy import NamingProxy, run_proxy
 from tests.rows_on_spark.requests import StorePlace
@@ -42,7 +42,15 @@ MASTERS: Final = ("standalone", "connect")
 OBJECTS: Final = 3
 _LOCAL: Final = "spark: {driver_memory: 1g, jvm: quick}"
 _FEED: Final = SPEC.replace("barrier: long}", "barrier: long, payload: string}")
-_PAYLOAD: Final = 96 << 10  # bytes of a row: 40 of them make an object that is a unit of its own
+_STREAMS: Final = """\
+streams:
+  large: {}
+  totals: {schema: {item: string, n: long, total: long}}
+pipes:
+  pick: {from: events, to: large, where: amount >= 100, inherit: true}
+reducers:
+  sum: {from: large, to: totals, keys: [item], aggregates: {n: count(*), total: sum(amount)}, inherit: true}
+"""
 _SPECULATION: Final = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
@@ -62,22 +70,57 @@ class _Strangers(Family):
         return None
 
 
-class Heavy(Steady):
-    """The steady pipeline with rows of many bytes, so that a cut has several units."""
+@dataclass(frozen=True)
+class Shape:
+    """What the rows are like.
 
-    def __init__(self, folder: Path, store_url: str | None, spark: str) -> None:
-        super().__init__(folder, OBJECTS, store_url, spec=_FEED.replace(_LOCAL, spark))
+    Attributes:
+        payload: bytes of a row.
+        copies: how often each row is there.
+        streams: the part of the spec with streams.
+    """
+
+    payload: int
+    copies: int = 1
+    streams: str = ""
+
+
+_UNITS: Final = Shape(payload=96 << 10)
+"""An object is a unit of its own."""
+_SHARED: Final = Shape(payload=384 << 10)
+"""Two tasks share the release of an epoch."""
+_STREAMED: Final = Shape(payload=0, copies=600, streams=_STREAMS)
+"""Two tasks fold the batches of a reducer."""
+
+
+class Heavy(Steady):
+    """The steady pipeline with many bytes or rows, so that each job has several tasks."""
+
+    def __init__(self, folder: Path, store_url: str | None, spark: str, shape: Shape) -> None:
+        spec = _FEED.replace(_LOCAL, spark) + shape.streams
+        super().__init__(folder, OBJECTS, store_url, spec=spec)
         dice = random.Random(11)
         for file in sorted(self.inbox.rglob("*.parquet")):
-            rows = pq.read_table(file)
+            rows = pa.concat_tables([pq.read_table(file)] * shape.copies)
             payload = [
-                base64.b64encode(dice.randbytes(_PAYLOAD)).decode() for _ in range(len(rows))
+                base64.b64encode(dice.randbytes(shape.payload)).decode() for _ in range(len(rows))
             ]
             pq.write_table(rows.append_column("payload", [payload]), file)
         if store_url is not None:
             for file in sorted(self.inbox.rglob("*")):
                 if file.is_file():
                     self.store().upload(file, str(file.relative_to(self.inbox)))
+
+    def content(self) -> dict[str, list[str]]:
+        """With the rows of the streams."""
+        streams = {
+            name: sorted(
+                repr(sorted(row.items()))
+                for row in self.table(name).drop_columns(["_timeline", "_epoch"]).to_pylist()
+            )
+            for name in self.spec.streams
+        }
+        return {**super().content(), **streams}
 
 
 @dataclass
@@ -88,6 +131,7 @@ class Rig:
     faults: TaskFaults
     cluster: Cluster
     pipeline: Heavy
+    shape: Shape
 
 
 @dataclass
@@ -102,12 +146,15 @@ class Bench:
     folder: Path
     minio: RealMinio
 
-    @cached_property
-    def expected(self) -> dict[str, list[str]]:
+    _expected: dict[Shape, dict[str, list[str]]] = field(default_factory=dict)
+
+    def compute_expected(self, shape: Shape) -> dict[str, list[str]]:
         """The tables of a driver without a cluster."""
-        local = Heavy(self.folder / "local", None, _LOCAL)
-        assert local.run() == 0, local.log_text()
-        return local.content()
+        if shape not in self._expected:
+            local = Heavy(self.folder / f"local-{len(self._expected)}", None, _LOCAL, shape)
+            assert local.run() == 0, local.log_text()
+            self._expected[shape] = local.content()
+        return self._expected[shape]
 
     @contextmanager
     def open_rig(self, fault: str, kind: str) -> Iterator[Rig]:
@@ -135,14 +182,16 @@ class Bench:
                     f" conf: {json.dumps(conf)}}}"
                 )
             url = f"s3://{self.minio.bucket}/{name}"
-            pipeline = Heavy(folder / "p", url, spark)
-            yield Rig(proxy, faults, cluster, pipeline)
+            shape = _SHAPES.get(fault, _UNITS)
+            pipeline = Heavy(folder / "p", url, spark, shape)
+            yield Rig(proxy, faults, cluster, pipeline, shape)
 
     def check(self, rig: Rig) -> str:
         """Compare all tables, audit each row, and look for reads of files that no manifest names."""
         pipeline = rig.pipeline
-        found = pipeline.content()
-        different = [name for name, rows in self.expected.items() if found[name] != rows]
+        found, expected = pipeline.content(), self.compute_expected(rig.shape)
+        assert all(expected[name] for name in pipeline.spec.streams), "streams without rows"
+        different = [name for name, rows in expected.items() if found[name] != rows]
         assert different == [], f"other rows than without a cluster: {different}"
         assert pipeline.exact().problems == []
         assert "python_tasks_unavailable" not in pipeline.log_text(1)
@@ -173,6 +222,27 @@ def kill_in_job_1(bench: Bench, rig: Rig) -> str:
 def kill_in_job_2(bench: Bench, rig: Rig) -> str:
     """kill -9 of an executor, when a task that releases rows has written its file."""
     return _kill_executor(bench, rig, "table:events")
+
+
+def kill_in_shared_release(bench: Bench, rig: Rig) -> str:
+    """kill -9 of one of two executors that share the release of an epoch, after its first file."""
+    result = _kill_executor(bench, rig, "table:events")
+    shared = rig.faults.count_shared_stages("table:events")
+    assert shared > 0, "no two tasks have shared a release"
+    return f"{shared} shared releases; {result}"
+
+
+def kill_in_dispatch(bench: Bench, rig: Rig) -> str:
+    """kill -9 of an executor, when a task that dispatches to streams has written its files."""
+    return _kill_executor(bench, rig, "table:totals")
+
+
+def kill_in_fold(bench: Bench, rig: Rig) -> str:
+    """kill -9 of an executor, when a task has folded one of the groups of keys of a batch."""
+    rig.faults.kill_executor_after(FOLDED)
+    _run_to_end(rig)
+    assert rig.faults.has_killed(FOLDED), "no executor was killed"
+    return bench.check(rig)
 
 
 def _kill_executor(bench: Bench, rig: Rig, kind: str) -> str:
@@ -231,14 +301,23 @@ def _wait_for_end(pipeline: Piped, driver: subprocess.Popen[bytes]) -> int:
 FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "job-1": kill_in_job_1,
     "job-2": kill_in_job_2,
+    "share": kill_in_shared_release,
+    "streams": kill_in_dispatch,
+    "fold": kill_in_fold,
     "slow": slow_worker,
     "away": lose_cluster,
 }
+_SHAPES: Final = {"share": _SHARED, "streams": _STREAMED, "fold": _STREAMED}
 RUNS: Final = (
     ("job-1", "standalone"),
     ("job-2", "standalone"),
+    ("share", "standalone"),  # Spark Connect does not say how many tasks run at a time
+    ("streams", "standalone"),
+    ("fold", "standalone"),
     ("job-1", "connect"),
     ("job-2", "connect"),
+    ("streams", "connect"),
+    ("fold", "connect"),
     ("slow", "standalone"),
     ("away", "standalone"),
 )

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ import psutil
 FOLDER: Final = "TIDEGATE_TEST_TASK_FAULTS"
 SLOW_WORKER: Final = "worker-0"
 """The folder of the worker that `slow_down` is about; its executors work below it."""
+FOLDED: Final = "folded"
 _SLOWNESS: Final = 10
 _LEAST_DELAY: Final = 3.0  # seconds
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -57,7 +58,10 @@ class TaskFaults:
         return {FOLDER: str(self.folder), "PYTHONPATH": path}
 
     def kill_executor_after(self, kind: str) -> None:
-        """The first task that writes a file of this kind from now on kills its executor."""
+        """The first task that writes a file of this kind from now on kills its executor.
+
+        `FOLDED`: the first one that has folded a group of keys.
+        """
         (self.folder / "part").write_text("")
         (self.folder / "part").rename(self._name_order(kind))
 
@@ -86,11 +90,31 @@ class TaskFaults:
         if SLOW_WORKER in Path.cwd().parts and (self.folder / "slow").exists():
             time.sleep(max(seconds * (_SLOWNESS - 1), _LEAST_DELAY))
 
-    def note(self, written: WrittenFile) -> None:
-        """Called by a worker: note a file, and die with the executor if that is the order."""
+    def count_shared_stages(self, kind: str) -> int:
+        """How many stages have written files of this kind by more than one of their tasks."""
+        tasks: dict[int, set[int]] = {}
+        for one in self.read_written():
+            if one.kind == kind:
+                tasks.setdefault(one.stage, set()).add(one.partition)
+        return sum(len(found) > 1 for found in tasks.values())
+
+    def note(self, written: Iterable[tuple[str, str]]) -> None:
+        """Called by a worker: note keys and kinds of files, and die if an order is about one."""
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        if task is None:
+            return
+        place = task.stageId(), task.partitionId(), task.taskAttemptId()
+        files = [WrittenFile(key, kind, *place) for key, kind in written]
         with self._written.open("a") as out:
-            out.write(json.dumps(asdict(written)) + "\n")
-        order = self._name_order(written.kind)
+            out.writelines(json.dumps(asdict(one)) + "\n" for one in files)
+        for one in files:
+            self.obey(one.kind)
+
+    def obey(self, kind: str) -> None:
+        """Called by a worker: die with the executor if that is the order."""
+        order = self._name_order(kind)
         try:
             order.rename(order.with_suffix(".done"))
         except FileNotFoundError:
@@ -104,30 +128,48 @@ class TaskFaults:
 
 
 def install() -> None:
-    """Wrap the function by which tasks store rows; nothing where no folder is named."""
+    """Wrap the functions by which tasks write rows; nothing where no folder is named."""
     folder = os.environ.get(FOLDER)
     if folder is None or not any("pyspark" in part for part in psutil.Process().cmdline()):
         return
-    from tidegate.jobs.rows import attempt_files
+    from tidegate.jobs.rows import attempt_files, stored_partials
+    from tidegate.jobs.streams.stream_state import DispatchFiles
 
     faults = TaskFaults(Path(folder))
-    attempt_files.store_task_rows = _wrap(attempt_files.store_task_rows, faults)
+    attempt_files.store_task_rows = _wrap_store(attempt_files.store_task_rows, faults)
+    stored_partials.send_table = _wrap_send(stored_partials.send_table, faults)
+    setattr(DispatchFiles, "flush", _wrap_flush(DispatchFiles.flush, faults))  # noqa: B010 - mypy
 
 
-def _wrap(store: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
+def _wrap_store(store: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
     def store_and_note(
         url: str, rows: Any, stem: str, kind: str, *more: Any, **named: Mapping[str, Any]
     ) -> Any:
-        from pyspark import TaskContext
-
-        task = TaskContext.get()
         begun = time.monotonic()
         found = store(url, rows, stem, kind, *more, **named)
         seconds = time.monotonic() - begun
-        if task is not None:
-            place = task.stageId(), task.partitionId(), task.taskAttemptId()
-            faults.note(WrittenFile(found.key, kind, *place))
-            faults.delay(seconds)
+        faults.note([(found.key, kind)])
+        faults.delay(seconds)
         return found
 
     return store_and_note
+
+
+def _wrap_send(send: Callable[..., Any], faults: TaskFaults) -> Callable[..., Any]:
+    def send_and_obey(store: Any, folders: Any, name: str, number: int, rows: Any) -> Any:
+        found = send(store, folders, name, number, rows)
+        if name.startswith("fold-"):
+            faults.obey(FOLDED)
+        return found
+
+    return send_and_obey
+
+
+def _wrap_flush(flush: Callable[[Any], None], faults: TaskFaults) -> Callable[[Any], None]:
+    def flush_and_note(files: Any) -> None:
+        known = [*files.segments, *(ref for refs in files.tables.values() for ref in refs)]
+        written = [(ref.key, ref.kind) for ref in known if ref.key in files._unwritten]
+        flush(files)
+        faults.note(written)
+
+    return flush_and_note
