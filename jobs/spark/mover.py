@@ -50,6 +50,7 @@ from .spark_session import (
     extract_cause,
     find_carried_error,
     open_session,
+    runs_on_one_host,
 )
 from .state_merging import StateMerging
 from .stream_tasks import TaskDispatcher
@@ -95,7 +96,8 @@ class SparkMover:
         if self._own:
             self._start_workers()
         require_shared_store(self._sessions, spec, store)
-        for path in list_local_targets(spec):
+        # On one host they are the driver's own, and a replay there does not touch sinks.
+        for path in [] if runs_on_one_host(spec.spark) else list_local_targets(spec):
             require_shared_store(self._sessions, spec, LocalStore(Path(path)))
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
@@ -183,12 +185,7 @@ class SparkMover:
         """
         spec = self._spec
         try:
-            topics = [one.kafka for one in spec.sources.values() if one.kafka is not None]
-            libraries = ["confluent_kafka"] if topics else []
-            if any(kafka.payload == "protobuf" for kafka in topics):
-                libraries.append("google.protobuf.message")
-            kinds = {sink.kind for sink in spec.sinks.values()}
-            libraries += [name for kind, name in _LIBRARIES_OF_SINKS.items() if kind in kinds]
+            libraries = list_libraries(spec)
             session, key = self._sessions.full, BucketLayout(spec.name).lease_key
             variables = build_topic_variables(session, spec)
             if not (spec.spark.uses_connect or have_executors_keys(session)):
@@ -233,6 +230,21 @@ class SparkMover:
             return describe_objects_in_tasks(
                 self._sessions, self._spec.sources[source], entries, locate
             )
+
+
+def list_libraries(spec: PipelineSpec) -> list[str]:
+    """Return the modules, besides those of every pipeline, that workers must be able to import.
+
+    Those of sinks only on a cluster: on one host the sink itself says what is not installed.
+    """
+    topics = [one.kafka for one in spec.sources.values() if one.kafka is not None]
+    libraries = ["confluent_kafka"] if topics else []
+    if any(kafka.payload == "protobuf" for kafka in topics):
+        libraries.append("google.protobuf.message")
+    if not runs_on_one_host(spec.spark):
+        kinds = {sink.kind for sink in spec.sinks.values()}
+        libraries += [name for kind, name in _LIBRARIES_OF_SINKS.items() if kind in kinds]
+    return libraries
 
 
 def _write_outputs(epoch: EpochContext, scans: TaskScans, merging: StateMerging) -> MoveResult:

@@ -64,6 +64,26 @@ def run_to_end(world: World, run: WorkRunner) -> set[int]:
     return {task["pid"] for task in tasks}
 
 
+def test_on_one_host_sinks_are_not_looked_at_before_they_follow(
+    tmp_path: Path, session: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay may lack their clients and variables, and makes no folder for them."""
+    from tidegate.jobs.spark.mover import SparkMover, list_libraries
+
+    monkeypatch.delenv("NOT_SET", raising=False)
+    sinks = {
+        "db": {"kind": "postgres", "url": "${NOT_SET}"},
+        "out": {"kind": "files", "path": "${NOT_SET}"},
+        "here": {"kind": "files", "path": str(tmp_path / "out")},
+    }
+    world = make_world(tmp_path / "store", sinks=sinks)
+    SparkMover(world.store, world.spec, tmp_path / "mover", session).close()
+    assert not (tmp_path / "out").exists()
+    assert list_libraries(world.spec) == []
+    far = world.spec.spark.model_copy(update={"master": "spark://far:7077"})
+    assert list_libraries(world.spec.model_copy(update={"spark": far})) == ["psycopg"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_files(tmp_path: Path, in_tasks: MakeRunner, kind: str) -> None:
     """A files sink writes the same objects by a task as by one process."""
