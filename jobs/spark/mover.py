@@ -51,6 +51,7 @@ from .spark_session import (
     find_carried_error,
     open_session,
     runs_on_one_host,
+    stop_session,
 )
 from .state_merging import StateMerging
 from .stream_tasks import TaskDispatcher
@@ -175,7 +176,7 @@ class SparkMover:
             self._store.let_tasks_inspect(None)
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own and self._sessions.is_started:
-            self._sessions.full.stop()
+            stop_session(self._sessions.full)
 
     def _start_workers(self) -> None:
         """Start the workers, and require that they can run tidegate.

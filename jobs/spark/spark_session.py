@@ -11,7 +11,7 @@ import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Final, cast
 
 import pyspark
@@ -112,6 +112,19 @@ def runs_on_one_host(spark: SparkSpec) -> bool:
 def is_submitted() -> bool:
     """Whether spark-submit has started this process, as a child of its JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session without a wait for PySpark's server of accumulators.
+
+    It looks once in a second whether it shall end. No job runs any more whose answers it takes.
+    """
+    context: Any = getattr(session, "sparkContext", None)  # Spark Connect has none
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        context._accumulatorServer = None
+        Thread(target=server.shutdown, daemon=True).start()
+    session.stop()
 
 
 class SparkSessions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +76,15 @@ def test_a_jvm_compiles_lightly_unless_it_evaluates_rows(
     spark_session.open_session(spec)
     assert ("TieredStopAtLevel" in builder.settings["spark.driver.extraJavaOptions"]) is is_quick
     assert SparkSpec().jvm == "auto"
+
+
+def test_the_end_of_a_session_does_not_wait_for_the_server_of_accumulators() -> None:
+    """PySpark's server looks once in a second whether it shall end, and nothing needs it then."""
+    may_end, stopped = Event(), Event()
+    server = SimpleNamespace(shutdown=may_end.wait)
+    context = SimpleNamespace(_accumulatorServer=server)
+    session: Any = SimpleNamespace(sparkContext=context, stop=stopped.set)
+    spark_session.stop_session(session)
+    assert stopped.is_set()
+    assert context._accumulatorServer is None
+    may_end.set()
