@@ -255,6 +255,10 @@ bench-latency: venv java ## from a row's arrival, on MinIO or in a topic, to its
 bench-workers: venv java ## rows per second and core on a cluster of one and of two workers, and what Spark's stages say of more (ARGS="--master yarn")
 	$(BIN)/python -m tests.bench.workers $(ARGS)
 
+.PHONY: bench-memory
+bench-memory: venv java ## memory of the driver, its JVM and a worker over the rows of one epoch of 20 columns (ARGS="--rows 4000000 40000000 --jobs default")
+	$(BIN)/python -m tests.bench.memory $(ARGS)
+
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)
 	$(BIN)/python -m tests.bench.splice --rows $(or $(ROWS),20000000) $(ARGS)
