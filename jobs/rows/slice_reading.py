@@ -10,7 +10,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +46,7 @@ POSITION_COLUMNS: Final = (
     ("_o", "bigint", pa.int64()),
     ("_row", "bigint", pa.int64()),
 )
+_BATCH_ROWS: Final = 128 << 10
 PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
 _TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
@@ -65,7 +66,8 @@ class CutPart:
         ordinal: place of the object in its member.
         rows: of the whole object.
         row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
-        path: the whole object as a local file, or its bytes; of a topic, the rows of the range.
+        path: the whole object as a local file, its bytes, or what reads them; of a topic, the rows
+            of the range.
         columns: physical column -> Arrow type text, as planned.
     """
 
@@ -76,7 +78,7 @@ class CutPart:
     rows: int
     row_start: int
     row_end: int
-    path: Path | io.BytesIO | pa.Table
+    path: Path | io.IOBase | pa.Table
     columns: PhysicalColumns
 
     @property
@@ -227,10 +229,24 @@ def _read_some_rows(part: CutPart, names: list[str]) -> pa.Table:
                 first = first if groups else start
                 groups.append(number)
             start = end
-        rows = file.read_row_groups(groups, columns=names)
+        schema = file.read_row_groups([], columns=names).schema
+        batches = file.iter_batches(_BATCH_ROWS, groups, names)
+        found = _select_rows(batches, part.row_start - first, part.row_end - first)
+        return pa.Table.from_batches(list(found), schema)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
-    return rows.slice(part.row_start - first, part.row_end - part.row_start)
+
+
+def _select_rows(
+    batches: Iterable[pa.RecordBatch], start: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows from `start` on, before `end`: others of a row group are not held."""
+    first = 0
+    for batch in batches:
+        yield batch.slice(max(start - first, 0), max(end - max(start, first), 0))
+        first += batch.num_rows
+        if first >= end:
+            return
 
 
 def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:

@@ -54,6 +54,7 @@ def make_spec(job: str, columns: int) -> PipelineSpec:
     fields: dict[str, Any] = bench_spec(job, {}).model_dump(
         mode="json", by_alias=True, exclude_unset=True
     )
+    del fields["spark"]["driver_memory"]  # the default of users
     for source in fields["sources"].values():
         source["schema"] |= {f"v{number}": "double" for number in range(columns - _BASE_COLUMNS)}
     return PipelineSpec.model_validate(fields)
