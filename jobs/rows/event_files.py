@@ -46,7 +46,7 @@ RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
 _CUT_BYTES: Final = 8 << 20
 """Bytes of kept rows that a task cuts at a time."""
-_FILE_BYTES: Final = 64 << 20
+_FILE_BYTES: Final = 32 << 20
 """Bytes of kept rows that a task writes as one file."""
 _KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 _NAMES: Final = pa.dictionary(pa.int32(), pa.string())

@@ -35,8 +35,8 @@ from .member_scan import (
 )
 from .slice_reading import CutPart, add_positions, read_slice
 
-MOST_CELLS: Final = 12_000_000
-"""Values, rows times columns, up to which one process holds rows: some 300 MB in a worker."""
+MOST_CELLS: Final = 8_000_000
+"""Values, rows times columns, up to which one process holds rows: some 200 MB in a worker."""
 
 
 def scan_slice(

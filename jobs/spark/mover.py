@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -103,6 +104,7 @@ class SparkMover:
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._kept: TaskScans | None = None  # what tasks keep of the newest survey
+        self._merger = ThreadPoolExecutor(1, "merge")
 
     @property
     def session(self) -> SparkSession:
@@ -141,7 +143,7 @@ class SparkMover:
         try:
             require_frontier(self._spec.name, scans, order)
             with self._report_errors():
-                return _write_outputs(epoch, scans, merging)
+                return _write_outputs(epoch, scans, merging, self._merger)
         finally:
             delete_tables(self._store, merging.list_stored())
             self._discard_rows()
@@ -174,6 +176,7 @@ class SparkMover:
         """Stop an own session and remove scratch files."""
         if isinstance(self._store, InputView):
             self._store.let_tasks_inspect(None)
+        self._merger.shutdown()
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own and self._sessions.is_started:
             stop_session(self._sessions.full)
@@ -248,16 +251,25 @@ def list_libraries(spec: PipelineSpec) -> list[str]:
     return libraries
 
 
-def _write_outputs(epoch: EpochContext, scans: TaskScans, merging: StateMerging) -> MoveResult:
+def _write_outputs(
+    epoch: EpochContext, scans: TaskScans, merging: StateMerging, merger: ThreadPoolExecutor
+) -> MoveResult:
     """Merge and write what tasks have made of the rows."""
     scans = read_late_rows(epoch.sessions, scans, merging.find_gone_parts())
     for answer in scans.answers:
         note_footers(epoch.store, answer.footers)
     late = scans.sum_late_rows(epoch.spec)
     merging.merge_edges()
-    windows = {name: merging.merge_window(name) for name in epoch.spec.windows}
     dead = scans.sum_dead_rows()
-    has_events = epoch.spec.outputs.events
-    released = release_in_tasks(epoch, scans) if has_events else count_released_rows(scans)
+    if epoch.spec.outputs.events:
+        # The driver merges while Spark's tasks write the events.
+        merged = merger.submit(merging.merge_windows)
+        try:
+            released = release_in_tasks(epoch, scans)
+        finally:
+            wait([merged])
+        windows = merged.result()
+    else:
+        released, windows = count_released_rows(scans), merging.merge_windows()
     outputs = EpochOutputs(scans, released, late, dead, merging.edges, windows)
     return outputs.to_result(epoch)
