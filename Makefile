@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # make demo DAYS=31 START=2013-01-01 PACE=0.5; any other option through ARGS="..."
 DEMO_ARGS = $(if $(DAYS),--days $(DAYS)) $(if $(START),--start $(START)) $(if $(PACE),--pace $(PACE)) $(ARGS)
 TOOLS = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tidegate/bin
-LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 --extra demo --extra kafka --extra postgres --extra cluster --group dev pyproject.toml -o requirements.lock
+LOCK = uv pip compile --universal --generate-hashes --no-emit-index-url --no-emit-package tidegate-kernel --python-version 3.11 --extra demo --extra kafka --extra postgres --extra cluster --group dev pyproject.toml -o requirements.lock
 
 # Some images tell Python to keep no bytecode. Then each process compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -218,7 +218,7 @@ bench-triggerer: venv ## 50 streams under one triggerer: its CPU and memory, tim
 	$(BIN)/python -m tests.operators.bench_triggerer $(ARGS)
 
 .PHONY: ci
-ci: ## what CI runs: all of the above, and the tests against the built wheel
+ci: ## what CI runs: all of the above, and the tests against the built wheels
 	.ci/run
 
 ##@ Measure
@@ -314,7 +314,8 @@ site: venv ## build the documents as a site in build/docs/site, with search and 
 	$(BIN)/python -m docs.site
 
 .PHONY: wheel
-wheel: venv ## build the wheel into dist/
+wheel: venv ## build the wheels of tidegate and of its kernel into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist infra/kernel
 	$(BIN)/python -m build --wheel --no-isolation
 
 .PHONY: lock

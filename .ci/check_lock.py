@@ -2,7 +2,7 @@
 
 Resolving again is `make lock`; this only proves that no one changed one file and forgot the other:
 every requirement is pinned to a version it allows, every pin has hashes and none an address, and
-the environment holds the pinned versions.
+the environment holds the pinned versions. What the kernel requires, tidegate requires alike.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; (?P<marker
 def main() -> int:
     """Print every problem; return the exit code."""
     text = Path("requirements.lock").read_text(encoding="utf-8")
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    project, kernel = _list_requirements("."), _list_requirements("infra/kernel")
     pins = [match.groupdict() for line in text.splitlines() if (match := _PIN.match(line))]
     locked = {canonicalize_name(str(pin["name"])): str(pin["version"]) for pin in pins}
-    problems = [*_form(text, len(pins)), *_requirements(project, locked), *_installed(pins)]
+    problems = [*_form(text, len(pins)), *_installed(pins)]
+    problems += _requirements([*project.values(), *kernel.values()], locked)
+    for name in project.keys() & kernel.keys():
+        if project[name] != kernel[name]:
+            problems.append(f"tidegate wants {project[name]}, its kernel wants {kernel[name]}")
     for problem in problems:
         print(problem)
     print(
@@ -48,20 +52,18 @@ def _form(text: str, pins: int) -> list[str]:
     return problems if pins else [*problems, "the lock holds no pins"]
 
 
-def _requirements(project: dict[str, object], locked: dict[str, str]) -> list[str]:
-    table: dict[str, list[str]] = (
-        project["project"]
-        | project["project"]["optional-dependencies"]
-        | project["dependency-groups"]
-    )  # type: ignore[operator,index]
+def _list_requirements(folder: str) -> dict[str, str]:
+    """The requirements of a project by name; those of tidegate's own kernel are not locked."""
+    file = tomllib.loads(Path(folder, "pyproject.toml").read_text(encoding="utf-8"))
+    extras = {**file["project"]["optional-dependencies"], **file.get("dependency-groups", {})}
+    texts = [*file["project"]["dependencies"], *(text for own in extras.values() for text in own)]
+    named = {canonicalize_name(Requirement(text).name): text for text in texts}
+    return {name: text for name, text in named.items() if name != "tidegate-kernel"}
+
+
+def _requirements(texts: list[str], locked: dict[str, str]) -> list[str]:
     problems = []
-    for text in [
-        *table["dependencies"],
-        *table["demo"],
-        *table["kafka"],
-        *table["postgres"],
-        *table["dev"],
-    ]:
+    for text in texts:
         wanted = Requirement(text)
         pinned = locked.get(canonicalize_name(wanted.name))
         if pinned is None or not wanted.specifier.contains(pinned, prereleases=True):

@@ -45,6 +45,7 @@ from .errors import (
     STORE_FULL,
     STORE_UNAVAILABLE,
 )
+from .server_addresses import pin_client
 from .store import (
     FolderNames,
     NotFoundError,
@@ -92,6 +93,8 @@ class S3Settings(BaseModel):
 
     Attributes:
         endpoint: None for AWS itself.
+        other_endpoints: of the same store, which other drivers use. Only the start-up probe goes to
+            them.
         access_key: None: boto3 looks for credentials (environment, profile, instance role).
         session_token: of keys that are valid for some hours.
         profile: of AWS's configuration files, for keys that boto3 renews before they expire. Only
@@ -106,6 +109,7 @@ class S3Settings(BaseModel):
     bucket: str
     prefix: str = ""
     endpoint: str | None = None
+    other_endpoints: tuple[str, ...] = ()
     region: str = "us-east-1"
     access_key: str | None = None
     secret_key: SecretStr | None = None
@@ -119,7 +123,7 @@ class S3Settings(BaseModel):
     def from_environment(
         cls, bucket: str, prefix: str = "", environment: Mapping[str, str] = os.environ
     ) -> S3Settings:
-        """Read TIDEGATE_S3_ENDPOINT, _ACCESS_KEY, _SECRET_KEY, _SESSION_TOKEN and _REGION.
+        """Read TIDEGATE_S3_ENDPOINT, _OTHER_ENDPOINTS, _REGION and the keys.
 
         Without an endpoint or region, AWS_ENDPOINT_URL_S3 and AWS_REGION count; then AWS itself and
         us-east-1.
@@ -130,6 +134,7 @@ class S3Settings(BaseModel):
             bucket=bucket,
             prefix=prefix,
             endpoint=given("TIDEGATE_S3_ENDPOINT") or given("AWS_ENDPOINT_URL_S3"),
+            other_endpoints=tuple(given("TIDEGATE_S3_OTHER_ENDPOINTS", "").split()),
             region=given("TIDEGATE_S3_REGION") or given("AWS_REGION") or "us-east-1",
             access_key=given("TIDEGATE_S3_ACCESS_KEY") or None,
             secret_key=SecretStr(secret) if secret else None,
@@ -163,8 +168,15 @@ _retry_within_budget = retry(
 class S3Store:
     """Objects below `s3://bucket/prefix`."""
 
-    def __init__(self, settings: S3Settings) -> None:
+    def __init__(self, settings: S3Settings, *, address: str | None = None) -> None:
+        """Open a store.
+
+        Args:
+            settings: where it is.
+            address: of the endpoint's host, for each connection; None: any.
+        """
         self.settings = settings
+        self._address = address
         self._prefix = settings.prefix.strip("/") + "/" if settings.prefix.strip("/") else ""
         self.url = f"s3://{settings.bucket}/{self._prefix}".rstrip("/")
         self._clients: dict[int, Any] = {}
@@ -470,7 +482,9 @@ class S3Store:
         """Return a boto3 client; only transfers in parts, never conditional, get more attempts."""
         with self._lock:
             if attempts not in self._clients:
-                self._clients[attempts] = _make_s3_client(self.settings, attempts)
+                client = self._clients[attempts] = _make_s3_client(self.settings, attempts)
+                if self._address is not None:
+                    pin_client(client, self._address)
             return self._clients[attempts]
 
 

@@ -2,19 +2,21 @@
 
 A driver refuses to run on a store that only claims to honour them. The sequential probe is made at
 each start. Some stores pass it and still let two racing writers win, because they judge the
-condition before they have read the body. So writers are raced as well, once a week for each
-endpoint; the verdict is a document in the bucket.
+condition before they have read the body, or because each of their servers judges for itself. So
+writers are raced as well, over all addresses of the endpoint, once a week and when an address is
+new. The verdict is a document in the bucket.
 """
 
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
+from .canonical_json import canonical_bytes, parse_json
 from .errors import STORE_DISHONEST
 from .s3_store import S3Store
+from .server_addresses import ServerAddress, resolve_endpoints, select_reachable
 from .store import NotFoundError, OutcomeUnknownError, PreconditionFailedError, Store
 
 PROBE_PREFIX = "tidegate-probe/"
@@ -74,14 +76,17 @@ def _is_write_refused(write: Callable[[], str]) -> bool:
     return False
 
 
-def run_write_races(store: Store) -> list[str]:
+def run_write_races(stores: Sequence[Store]) -> list[str]:
     """Let 8 writers race for one key, by `create` and then by `compare_and_swap`.
 
     They race with bodies below and above 1 MiB, over connections of their own.
 
+    Args:
+        stores: one store, by its different servers. Each has a writer at least.
+
     Returns:
-        The promises that the store broke: more than one writer got an ETag, or the
-        object has another content than the winner's.
+        The promises that the store broke: more than one writer got an ETag, or a
+        server has another content than the winner's.
 
     Raises:
         TidegateError: the store did not answer the winner, or cannot be reached.
@@ -90,49 +95,76 @@ def run_write_races(store: Store) -> list[str]:
     for size in _RACED_SIZES:
         key = f"{PROBE_PREFIX}{secrets.token_hex(8)}"
         try:
-            etag = _run_writers(store, key, size, None)
+            etag = _run_writers(stores, key, size, None)
             if etag is None:
                 broken.append(f"one_create_wins_of_{size}_bytes")
-            elif _run_writers(store, key, size, etag) is None:
+            elif _run_writers(stores, key, size, etag) is None:
                 broken.append(f"one_swap_wins_of_{size}_bytes")
         finally:
-            store.delete(key)
+            stores[0].delete(key)
     return broken
 
 
 def require_atomic_writes(store: Store) -> None:
-    """Refuse a bucket whose server lets two racing writers win.
+    """Refuse a bucket whose servers let two racing writers win.
 
-    It races writers unless it did so on this endpoint within the last week. A local folder is not
-    raced: its store takes the kernel's word.
+    It races writers over all addresses of the endpoints, unless that was done within the last week.
+    An address that accepts no connection is left out until it does. AWS itself changes its
+    addresses all the time, so any are raced. A local folder is not raced: its store takes the
+    kernel's word.
 
     Raises:
         ConfigurationError: the store lost a race.
     """
     if not isinstance(store, S3Store):
         return
-    endpoint = store.settings.endpoint or "AWS"
-    digest = hashlib.sha256(f"{endpoint} {store.url}".encode()).hexdigest()[:16]
+    settings = store.settings
+    endpoints = [settings.endpoint, *settings.other_endpoints] if settings.endpoint else []
+    servers = resolve_endpoints(endpoints)
+    digest = hashlib.sha256(f"{settings.endpoint or 'AWS'} {store.url}".encode()).hexdigest()[:16]
     key = f"{PROBE_PREFIX}raced/{digest}.json"
-    with suppress(NotFoundError):
-        age = store.get(key).age
-        if age is None or age < _VERDICT_AGE:  # None: a server that does not tell its time
+    raced = _read_raced_servers(store, key)
+    if raced is not None:
+        added = [server for server in servers if server not in raced]
+        if not select_reachable(added, settings.connect_timeout):
             return
-    broken = run_write_races(store)
+    reachable = select_reachable(servers, settings.connect_timeout)
+    pinned = [
+        S3Store(settings.model_copy(update={"endpoint": endpoint}), address=address)
+        for endpoint, address in reachable
+    ]
+    try:
+        broken = run_write_races(pinned or [store])
+    finally:
+        for one in pinned:
+            one.close()
     if broken:
         raise STORE_DISHONEST(url=store.url, broken=", ".join(broken))
-    store.put(key, b"{}")
+    store.put(key, canonical_bytes({"raced": reachable}))
 
 
-def _run_writers(store: Store, key: str, size: int, etag: str | None) -> str | None:
+def _read_raced_servers(store: Store, key: str) -> set[ServerAddress] | None:
+    """Return the servers of the last race; None if it is too old, or there was none."""
+    try:
+        found = store.get(key)
+    except NotFoundError:
+        return None
+    if found.age is not None and found.age >= _VERDICT_AGE:  # None: a server without a clock
+        return None
+    return {ServerAddress(*server) for server in parse_json(found.data).get("raced", ())}
+
+
+def _run_writers(stores: Sequence[Store], key: str, size: int, etag: str | None) -> str | None:
     """Return the ETag of the only winner's body; None if there is another outcome.
 
     The writers swap the object that has `etag`, or create it.
     """
-    begin = threading.Barrier(_RACERS)
+    racers = max(_RACERS, len(stores))
+    begin = threading.Barrier(racers)
 
     def write_body(number: int) -> tuple[bytes, str | None, OutcomeUnknownError | None]:
         """Write one body when all writers are ready: its ETag, or why nothing is known."""
+        store = stores[number % len(stores)]
         body = f"{number:08d}".encode() + secrets.token_bytes(size - 8)
         begin.wait()
         try:
@@ -144,8 +176,8 @@ def _run_writers(store: Store, key: str, size: int, etag: str | None) -> str | N
         except OutcomeUnknownError as error:
             return body, None, error
 
-    with ThreadPoolExecutor(_RACERS) as pool:
-        outcomes = list(pool.map(write_body, range(_RACERS)))
+    with ThreadPoolExecutor(racers) as pool:
+        outcomes = list(pool.map(write_body, range(racers)))
     winners = [(body, written) for body, written, _ in outcomes if written is not None]
     unknown = [error for _, _, error in outcomes if error is not None]
     if not winners and unknown:
@@ -153,4 +185,4 @@ def _run_writers(store: Store, key: str, size: int, etag: str | None) -> str | N
     if len(winners) != 1:
         return None
     body, written = winners[0]
-    return written if store.get(key).data == body else None
+    return written if all(store.get(key).data == body for store in stores) else None

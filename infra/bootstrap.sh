@@ -26,7 +26,7 @@ choose_python() {
 
 # What the environment is made from; the folder too, since scripts in an environment hold its path.
 fingerprint() {
-    { printf '%s\n' "$root"; cat "$root/requirements.lock" "$root/pyproject.toml" "$root/infra/installer.txt" "$0"; } | cksum
+    { printf '%s\n' "$root"; cat "$root/requirements.lock" "$root/pyproject.toml" "$root/infra/kernel/pyproject.toml" "$root/infra/installer.txt" "$0"; } | cksum
 }
 
 # The installer: uv on PATH, else uv inside the environment, else the environment's pip.
@@ -42,7 +42,7 @@ install_everything() {
     say "installing the locked packages with hashes (2 GB on disk; 1 to 4 minutes the first time)"
     "$@" --require-hashes -r "$root/requirements.lock"
     # The build tool is in the lock as well: nothing outside it is fetched.
-    "$@" --quiet --no-deps --no-build-isolation -e "$root"
+    "$@" --quiet --no-deps --no-build-isolation -e "$root" -e "$root/infra/kernel"
 }
 
 make_venv() {

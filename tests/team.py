@@ -24,7 +24,7 @@ from tests.named_tests import ROOT
 from tests.servers.alert_receivers import running as running_receivers
 from tests.servers.minio import running
 from tests.servers.spark import standalone
-from tests.wheels import EARLIER, build_wheel, export_commit
+from tests.wheels import EARLIER, build_wheel, build_wheels, export_commit
 
 PAGES = ROOT / "docs/how-to"
 QUESTIONS: Mapping[str, str] = {
@@ -126,9 +126,9 @@ Prepared = AbstractContextManager[Mapping[str, str]]
 
 @contextmanager
 def _prepare_earlier_version(folder: Path) -> Iterator[Mapping[str, str]]:
-    """An environment with the code of an earlier commit, and a wheel of today's to install."""
+    """An environment with the code of an earlier commit, and wheels of today's to install."""
     wheel = build_wheel(export_commit(EARLIER, folder / "earlier"), folder / "old")
-    build_wheel(ROOT, folder / "orders/dist")
+    build_wheels(ROOT, folder / "orders/dist")
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")

@@ -27,7 +27,7 @@ def export_commit(commit: str, folder: Path) -> Path:
 
 
 def build_wheel(checkout: Path, folder: Path) -> Path:
-    """Build the wheel of a checkout into a folder."""
+    """Build the wheel of a project into a folder."""
     command = [
         sys.executable,
         "-m",
@@ -40,4 +40,13 @@ def build_wheel(checkout: Path, folder: Path) -> Path:
     ]
     subprocess.run(command, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
+    return found
+
+
+def build_wheels(checkout: Path, folder: Path) -> list[str]:
+    """Build today's wheels, of the kernel and of the rest, into a folder."""
+    found = []
+    for project in (checkout / "infra" / "kernel", checkout):
+        wheel = build_wheel(project, folder / f"of-{project.name}")
+        found.append(str(wheel.rename(folder / wheel.name)))
     return found

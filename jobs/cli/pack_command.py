@@ -1,14 +1,16 @@
 """`tidegate pack`: an archive of what a task needs, for executors that have no tidegate.
 
-It is an environment of pex without Spark, which brings PySpark along, and without Airflow and
-Great Expectations, which only run beside the driver.
+It is an environment of pex with the distribution `tidegate-kernel`: without Spark, which brings
+PySpark along, and without Airflow and Great Expectations, which only run beside the driver.
 """
 
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,35 +18,13 @@ from typing import Annotated
 
 import typer
 
+import tidegate
+from tidegate.json_types import read_data_file
+
 from . import output
 from .arguments import resolve_spec_path
 from .errors import CANNOT_WRITE, NO_PACKER, PACK_FAILED
 
-PACKAGES = (
-    "boto3",
-    "confluent-kafka",
-    "croniter",
-    "datasketches",
-    "duckdb",
-    "fastavro",
-    "numpy",
-    "pandas",
-    "protobuf",
-    "psycopg",
-    "psycopg-binary",
-    "pyarrow",
-    "pydantic",
-    "pydantic-settings",
-    "pyiceberg",
-    "ruamel.yaml",
-    "sqlglot",
-    "structlog",
-    "tenacity",
-    "urllib3",
-)
-"""What tasks import, besides PySpark. Each brings its own requirements along."""
-_LEFT_OUT = ("expectations", "infra", "operators", "__pycache__")
-"""Folders of tidegate that no task imports."""
 _FOLDER = "tidegate-env"
 """Where executors unpack the archive, in their working folder."""
 
@@ -72,11 +52,7 @@ def write_executor_archive(
     with TemporaryDirectory(prefix="tidegate-pack-") as scratch:
         sources, packed = Path(scratch, "sources"), Path(scratch, "packed")
         write_code(collect_code(pipeline, path), sources)
-        own = find_spec("tidegate")
-        assert own is not None and own.origin is not None  # noqa: S101, PT018 - it is this package
-        # Links are followed: a source tree has the folders of the package elsewhere.
-        ignored = shutil.ignore_patterns(*_LEFT_OUT)
-        shutil.copytree(Path(own.origin).parent, sources / "tidegate", ignore=ignored)
+        _copy_kernel(sources / "tidegate")
         _run_packer(sources, packed)
         _write_archive(packed, archive)
     size = archive.stat().st_size / 1e6
@@ -103,6 +79,31 @@ def _write_archive(packed: Path, archive: Path) -> None:
         part.unlink(missing_ok=True)
 
 
+def _copy_kernel(folder: Path) -> None:
+    """Copy the files of the distribution; one that links to a checkout does not have them."""
+    package = Path(tidegate.__file__).parent
+    for name in read_data_file("tidegate", "kernel.toml")["files"]:
+        source, copy = package / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+
+
+def list_packages() -> list[str]:
+    """Return what the distribution requires, in the versions that are installed here.
+
+    Packages of extras that are not installed are left out.
+    """
+    found = []
+    for requirement in requires("tidegate-kernel") or ():
+        package = re.split(r"[<>=!~; ]", requirement)[0]
+        with suppress(PackageNotFoundError):
+            found.append(f"{package}=={version(package.partition('[')[0])}")
+    return found
+
+
 def _run_packer(sources: Path, packed: Path) -> None:
     """Let pex make an environment of these sources and of the packages that are installed here.
 
@@ -119,13 +120,7 @@ def _run_packer(sources: Path, packed: Path) -> None:
     # Spark puts PySpark into PYTHONPATH, which counts after what is packed.
     options = ["--inherit-path=fallback", "--layout", "loose", "-D", str(sources)]
     shebang = ["--python-shebang", f"/usr/bin/env {python}"]
-    packages = []
-    for name in PACKAGES:
-        try:
-            packages.append(f"{name}=={version(name)}")
-        except PackageNotFoundError:  # of an extra
-            continue
-    command = [sys.executable, "-m", "pex", *packages, *place, *options, *shebang]
+    command = [sys.executable, "-m", "pex", *list_packages(), *place, *options, *shebang]
     done = subprocess.run(
         [*command, "-o", str(packed)], capture_output=True, text=True, check=False
     )

@@ -140,8 +140,8 @@ class SubmitSpec(SpecModel):
     conn_id: str = "spark_default"
     """Airflow connection that names master and deploy mode."""
     py_files: tuple[str, ...] = ()
-    """Paths, as the worker sees them, of Python packages for the driver; tidegate's wheel where
-    it is not installed.
+    """Paths, as the worker sees them, of Python packages for the driver; tidegate's two wheels
+    where it is not installed.
     """
     conf: dict[str, str] = {}
     """Further Spark settings of the submission."""

@@ -89,7 +89,7 @@ def wait_for(port: int) -> None:
 def test_the_probe_finds_it_honest(store: S3Store) -> None:
     """Every conditional write the protocol needs is honoured."""
     require_honest_store(store)
-    assert run_write_races(store) == []
+    assert run_write_races([store]) == []
 
 
 def test_the_log_works_on_it(store: S3Store, author: Author) -> None:

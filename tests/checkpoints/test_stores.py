@@ -194,7 +194,7 @@ def test_every_store_of_ours_is_honest(store: Store) -> None:
     """The probe finds all promises kept and leaves nothing behind."""
     require_honest_store(store)
     assert probe_store(store) == []
-    assert run_write_races(store) == []
+    assert run_write_races([store]) == []
     assert list(store.list_objects("")) == []
 
 

@@ -35,4 +35,8 @@ def test_the_workflow_runs_the_whole_of_ci_and_checks_the_package() -> None:
     jobs = read_jobs()
     assert list_commands(jobs["ci"]) == [".ci/run"]
     assert jobs["ci"]["timeout-minutes"] > 90
-    assert list_commands(jobs["package"])[1:] == ["python -m build", "twine check --strict dist/*"]
+    assert list_commands(jobs["package"])[1:] == [
+        "python -m build --outdir dist infra/kernel",
+        "python -m build",
+        "twine check --strict dist/*",
+    ]

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.drivers import SIGKILLED, Steady, wait_for
 from tests.e2e.feed import SPEC
 from tests.servers.spark import Cluster, ConnectServer, connect_server, standalone
+from tests.wheels import build_wheels
 from tidegate.errors import FailureClass
 from tidegate.jobs.spec.operations import SubmitSpec
 from tidegate.operators.driver_launch import LaunchedDriver, launch_driver
@@ -59,20 +60,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 @pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Our wheel, and drivers that run on a Python which has everything but tidegate."""
-    dist = tmp_path / "dist"
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(dist),
-        str(REPOSITORY),
-    ]
-    subprocess.run(build, check=True, capture_output=True)
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Our wheels, and drivers that run on a Python which has everything but tidegate."""
+    found = build_wheels(REPOSITORY, tmp_path / "dist")
     venv.create(tmp_path / "venv", symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     # A path line: links to a checkout, which are such lines themselves, are not followed through
@@ -90,8 +80,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     assert "No module named 'tidegate'" in bare.stderr
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    (found,) = dist.glob("*.whl")
-    return found
+    return tuple(found)
 
 
 def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float = 600.0) -> None:
@@ -107,15 +96,15 @@ def _until(true: Callable[[], object], launched: LaunchedDriver, seconds: float 
 # the tests against the wheel run from it.
 @pytest.mark.long
 def test_two_pipelines_on_a_cluster_that_loses_a_worker(
-    cluster: Cluster, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, wheels: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are submitted with our wheel, side by side, one with dynamic allocation, and the worker
+    """Both are submitted with our wheels, side by side, one with dynamic allocation, and the worker
     with most executors dies.
 
     Both tables are exact, and executors of the one came and went.
     """
     pipelines = {name: Steady(tmp_path / name, 10, spec=spec) for name, spec in SPECS.items()}
-    options = SubmitSpec(conn_id="cluster", py_files=(str(wheel),))
+    options = SubmitSpec(conn_id="cluster", py_files=wheels)
     started = {}
     for name, steady in pipelines.items():
         monkeypatch.setenv("TIDEGATE_HOME", str(tmp_path / f"{name}-home"))

@@ -6,6 +6,7 @@ and today's code beside that of an earlier commit.
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from tests.e2e.drivers import Steady
 from tests.named_tests import ROOT
-from tests.wheels import EARLIER, build_wheel, export_commit
+from tests.wheels import EARLIER, build_wheel, build_wheels, export_commit
 from tidegate import __version__
 from tidegate.jobs.engine.recorded_epochs import read_kept_manifests
 
@@ -31,8 +32,9 @@ def test_upgraded_and_taken_back(tmp_path: Path) -> None:
 
     Every checkpoint says which code made it; the tables are exact.
     """
-    old = build_wheel(ROOT, tmp_path)
-    new = _as_version(old, tmp_path / "next.whl", NEXT)
+    wheels = build_wheels(ROOT, tmp_path)
+    later = [_as_version(Path(old), tmp_path / f"next-{Path(old).name}", NEXT) for old in wheels]
+    old, new = os.pathsep.join(wheels), os.pathsep.join(map(str, later))
     steady = Steady(tmp_path / "p", 9)
     for code, epochs in ((old, 3), (new, 3), (old, None)):
         limit = () if epochs is None else ("--epochs", str(epochs))
@@ -50,7 +52,7 @@ def test_an_earlier_commit_s_driver_and_today_s_take_turns(tmp_path: Path) -> No
     """
     earlier = build_wheel(export_commit(EARLIER, tmp_path / "earlier"), tmp_path / "old")
     old = _as_version(earlier, tmp_path / "earlier.whl", OLD)
-    new = build_wheel(ROOT, tmp_path / "new")
+    new = os.pathsep.join(build_wheels(ROOT, tmp_path / "new"))
     steady = Steady(tmp_path / "p", 9)
     for code, epochs in ((old, 3), (new, 3), (old, 1), (new, None)):
         limit = () if epochs is None else ("--epochs", str(epochs))

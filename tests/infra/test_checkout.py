@@ -74,9 +74,14 @@ def test_missing_python_is_one_line(tmp_path: Path) -> None:
     python = tools / "python3"
     python.write_text("#!/bin/sh\nexit 127\n")
     python.chmod(0o755)
-    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra" / "kernel").mkdir(parents=True)
     script = shutil.copy(BOOTSTRAP, tmp_path / "infra")
-    for name in ("requirements.lock", "pyproject.toml", "infra/installer.txt"):
+    for name in (
+        "requirements.lock",
+        "pyproject.toml",
+        "infra/kernel/pyproject.toml",
+        "infra/installer.txt",
+    ):
         (tmp_path / name).touch()
     answer = _bootstrap(Path(script), "venv", _bare_path(tools, "dirname", "cat", "cksum"))
     assert answer.returncode == 2

@@ -22,6 +22,7 @@ import pytest
 from cryptography.fernet import Fernet
 from tests.e2e.drivers import wait_for
 from tests.e2e.feed import SPEC, write_feed
+from tests.wheels import build_wheels
 
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
@@ -51,21 +52,11 @@ class Box:
         self.store = folder / "bucket"
 
     def set_up(self) -> None:
-        """Clone, build the wheel, install it, lay the spec."""
+        """Clone, build the wheels, install them, lay the spec."""
         run("git", "clone", "--quiet", str(ROOT), str(self.clone))
         if OPENSSL:
             self.compose_variables()
-        run(
-            sys.executable,
-            "-m",
-            "build",
-            "--wheel",
-            "--no-isolation",
-            "--outdir",
-            "dist",
-            ".",
-            cwd=self.clone,
-        )
+        wheels = build_wheels(self.clone, self.clone / "dist")
         venv.create(self.opt)
         own = Path(
             run(
@@ -77,9 +68,9 @@ class Box:
         (own / "locked.pth").write_text(
             sysconfig.get_path("purelib")
         )  # what the lock names is here: it is not fetched twice
-        (wheel,) = (self.clone / "dist").glob("tidegate-*.whl")
         pip = (sys.executable, "-m", "pip", "--python", str(self.opt / "bin" / "python"))
-        run(*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed", str(wheel))
+        install = (*pip, "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed")
+        run(*install, *wheels)
         self.pipelines.mkdir(parents=True)
         (self.pipelines / "steady.yaml").write_text(SPEC)
         write_feed(self.store, 24)
