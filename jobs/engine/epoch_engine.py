@@ -39,6 +39,7 @@ from .errors import (
 )
 from .interfaces import (
     Cut,
+    DeadObject,
     DispatchResult,
     Faults,
     MoveOrder,
@@ -110,8 +111,8 @@ class EpochPorts:
         mover: reads, judges and writes rows.
         driver_tables: writes the small tables of the driver.
         dispatcher: sends released rows to streams; None if the pipeline has no streams.
-        map_sources: applies a function to each source or slice and returns the results in their
-            order, when all calls have ended; by default one after another.
+        map_sources: applies a function to each source and returns the results in their order, when
+            all calls have ended; by default one after another.
     """
 
     sources: Sequence[Source]
@@ -494,10 +495,13 @@ class Engine:
 
     def _refuse_changed_objects(self, cut: Cut, cause: Exception | None = None) -> None:
         """Refuse rows that were read from other bytes than the manifest would name."""
-        filled = [part for part in cut.slices if part.parts]
-        found = self._ports.map_sources(
-            lambda part: self._sources[part.member.source].find_changed_objects(part), filled
-        )
+
+        def find_changed(source: Source) -> list[DeadObject]:
+            """Look at the slices of a source, one after another."""
+            own = [part for part in cut.slices if part.member.source == source.name and part.parts]
+            return [dead for part in own for dead in source.find_changed_objects(part)]
+
+        found = self._ports.map_sources(find_changed, self._ports.sources)
         changed = list(chain.from_iterable(found))
         if changed:
             first = changed[0]

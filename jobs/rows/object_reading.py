@@ -29,7 +29,7 @@ from tidegate.json_types import JsonObject
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
-from .slice_reading import PLANNED, CutPart, unreadable_objects_error
+from .slice_reading import PLANNED, CutPart, RowReader, unreadable_objects_error
 
 RANGED_BYTES: Final = 32 << 20
 """Parquet objects of a bucket that are larger are read in ranges, not held whole."""
@@ -156,10 +156,18 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
     return make_part(index, part, path)
 
 
-def make_part(index: int, part: JsonObject, path: Path | io.IOBase | pa.Table) -> CutPart:
+def make_part(
+    index: int,
+    part: JsonObject,
+    path: Path | io.IOBase | pa.Table,
+    reader: RowReader | None = None,
+) -> CutPart:
     """A part of the slice with this index, with what holds its rows."""
+    if reader is None and not isinstance(path, pa.Table):
+        reader = RowReader(path)
     planned: dict[str, Any] = {name: part[name] for name in PLANNED}
-    return CutPart(member=index, path=path, columns=tuple(part["columns"].items()), **planned)
+    columns = tuple(part["columns"].items())
+    return CutPart(member=index, path=path, columns=columns, reader=reader, **planned)
 
 
 def _decode_part(key: str, original: Path | io.BytesIO, source: SourceSpec) -> io.BytesIO:

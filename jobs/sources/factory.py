@@ -72,7 +72,7 @@ class PipelineSources:
         return {"lag": lag, "backlog": backlog, "late_uploads": late_uploads}
 
     def map_side_by_side(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return what `call` returns for each source or slice, when all calls have ended.
+        """Return what `call` returns for each source, when all calls have ended.
 
         Calls wait for stores and brokers most of the time, so some are made at a time. The first
         error, in the order of the items, is raised.
@@ -84,7 +84,7 @@ class PipelineSources:
         return [own.result() for own in calls]
 
     def close(self) -> None:
-        """Stop listening for notifications."""
-        self._pool.shutdown()
+        """Stop listening for notifications, and end the threads of plans."""
+        self._pool.shutdown(cancel_futures=True)
         for notifications in self._notifications:
             notifications.close()

@@ -114,19 +114,20 @@ class InputView:
             keys = (one.key for one in wanted)
             self._inspected[source] = dict(zip(keys, found, strict=True))
 
-    def inspect_object(self, key: str) -> tuple[str, int, Path | Footer | BadObject] | None:
+    def inspect_object(
+        self, source: str, key: str
+    ) -> tuple[str, int, Path | Footer | BadObject] | None:
         """Return ETag and size of the original, and what it holds or why it cannot be decoded.
 
-        Tasks say what it holds, or a decoded copy does, which the cache may remove later. None
-        if the object needs no decoding, and tasks have not inspected it.
+        It is an object of this source. Tasks say what it holds, or a decoded copy does, which the
+        cache may remove later. None if the object needs no decoding, and tasks have not inspected
+        it.
 
         Raises:
             NotFoundError: there is no such object.
             TransientError: the store does not give it.
         """
-        found: InspectedObject | TidegateError | None = None
-        for own in self._inspected.values():
-            found = found or own.pop(key, None)
+        found = self._inspected[source].pop(key, None)
         if isinstance(found, TidegateError):
             raise found
         if found is not None:

@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow as pa
+import structlog
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
@@ -61,6 +62,7 @@ from .task_events import count_released_rows, release_in_tasks
 from .task_runner import choose_runner
 from .work_tasks import run_work_in_task
 
+_log = structlog.get_logger("tidegate.driver")
 _LIBRARIES_OF_SINKS = {"kafka": "confluent_kafka", "postgres": "psycopg"}  # by the kind of the sink
 
 
@@ -266,6 +268,11 @@ def _write_outputs(
         merged = merger.submit(merging.merge_windows)
         try:
             released = release_in_tasks(epoch, scans)
+        except Exception:
+            # One cause is enough, but this one may be a defect and that one an outage.
+            if (other := merged.exception()) is not None:
+                _log.warning("windows_not_merged", cause=get_first_line(other))
+            raise
         finally:
             wait([merged])
         windows = merged.result()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Final, cast
@@ -123,8 +124,16 @@ def stop_session(session: SparkSession) -> None:
     server = getattr(context, "_accumulatorServer", None)
     if server is not None:
         context._accumulatorServer = None
-        Thread(target=server.shutdown, daemon=True).start()
+
+        def end_server() -> None:
+            """End it, and do not mind that its socket has gone."""
+            with suppress(FileNotFoundError):
+                server.shutdown()
+
+        Thread(target=end_server, daemon=True).start()
     session.stop()
+    if server is not None and isinstance(server.server_address, str):  # a socket of this host
+        Path(server.server_address).unlink(missing_ok=True)
 
 
 class SparkSessions:

@@ -17,8 +17,8 @@ from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.rows import object_reading
-from tidegate.jobs.rows.object_reading import open_part
-from tidegate.jobs.rows.slice_reading import read_parts
+from tidegate.jobs.rows.object_reading import make_part, open_part
+from tidegate.jobs.rows.slice_reading import RowReader, read_parts
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.json_types import JsonObject
 
@@ -73,6 +73,42 @@ def test_only_the_ranges_of_planned_rows_are_fetched(
     assert len(fetched) > 1
     assert sum(fetched) < part["size"] / 2  # two of ten row groups, and the footer
     assert read_rows(part, store).equals(rows["t"])
+
+
+def test_batches_fetch_each_range_once(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that ends within a row group leaves the rest of it to the next one."""
+    store, part, rows = planned
+    fetched: list[int] = []
+    get_version = S3Store.get_version
+
+    def get_counted(self: S3Store, *arguments: Any) -> bytes:
+        data = get_version(self, *arguments)
+        fetched.append(len(data))
+        return data
+
+    monkeypatch.setattr(S3Store, "get_version", get_counted)
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
+    source = spec_of({"a": {}}).sources["a"]
+    opened = open_part(0, part, store.uri(KEY), source)
+    found = []
+    for start in range(0, 60_000, 4_000):
+        batch = {**part, "row_start": start, "row_end": start + 4_000}
+        own = make_part(0, batch, opened.path, opened.reader)
+        found.append(read_parts(own.columns, [(0, own)], source)["t"])
+    assert pa.chunked_array([chunk for own in found for chunk in own.chunks]).equals(rows["t"])
+    assert sum(fetched) < part["size"] + 3 * (64 << 10)  # the end is read to find the footer
+
+
+def test_rows_before_a_range_are_not_held(tmp_path: Path) -> None:
+    """A slice of a batch would keep all of its values."""
+    numbers = pa.table({"n": np.random.default_rng(1).integers(0, 1 << 60, 1_000_000)})
+    pq.write_table(numbers, tmp_path / "rows.parquet")
+    before = pa.total_allocated_bytes()
+    rows = RowReader(tmp_path / "rows.parquet").read_rows(["n"], 900_000, 1_000_000)
+    assert rows.equals(numbers.slice(900_000))
+    assert pa.total_allocated_bytes() - before < 3_000_000  # of 8 MB
 
 
 def test_a_replaced_object_is_never_read_in_part(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
@@ -17,16 +17,19 @@ from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
+COLUMNS = {"t": "timestamp[us, tz=UTC]", "n": "int64"}
+OBJECTS = 20  # more than are inspected at a time
+
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[InputView, PipelineSources]]:
-    """Two sources with an object each, and their view of the store."""
+    """Two sources of the same objects, and their view of the store."""
     pipeline = PipelineSpec.model_validate(
-        {"name": "p", "sources": {name: spec(path=f"inbox/{name}") for name in "ab"}}
+        {"name": "p", "sources": {name: spec(path="inbox/both") for name in "ab"}}
     )
     store = LocalStore(tmp_path)
-    for name in "ab":
-        store.put(f"inbox/{name}/1.parquet", parquet(3))
+    for number in range(OBJECTS):
+        store.put(f"inbox/both/{number:02d}.parquet", parquet(3))
     view = InputView(store, pipeline, tmp_path / "scratch")
     sources = PipelineSources(pipeline, view)
     yield view, sources
@@ -34,24 +37,22 @@ def pair(tmp_path: Path) -> Iterator[tuple[InputView, PipelineSources]]:
 
 
 def test_sources_are_planned_side_by_side(pair: tuple[InputView, PipelineSources]) -> None:
-    """Neither takes what tasks have found of the objects of the other."""
+    """Neither takes what tasks have found for the other, also of the same object."""
     view, sources = pair
     both = Barrier(2)
 
     def inspect(source: str, entries: Sequence[Any], _: Any) -> list[InspectedObject]:
         both.wait(60)
-        rows = {"a": 5, "b": 7}[source]
-        columns = {"t": "timestamp[us, tz=UTC]", "n": "int64"}
-        return [
-            InspectedObject(one.key, one.etag, one.size, Footer(rows, columns)) for one in entries
-        ]
+        footer = Footer({"a": 5, "b": 7}[source], COLUMNS)
+        return [InspectedObject(one.key, one.etag, one.size, footer) for one in entries]
 
     view.let_tasks_inspect(inspect)
     found = sources.map_side_by_side(
         lambda source: source.plan(Member(source.name), None, ReadLimits()), sources.all
     )
-    rows = [(part.member.source, [own["rows"] for own in part.parts]) for part in found]
-    assert rows == [("a", [5]), ("b", [7])]
+    rows = [(part.member.source, {own["rows"] for own in part.parts}) for part in found]
+    assert rows == [("a", {5}), ("b", {7})]
+    assert [len(part.parts) for part in found] == [OBJECTS, OBJECTS]
 
 
 def test_an_error_of_one_source_waits_for_the_others(
@@ -59,14 +60,23 @@ def test_an_error_of_one_source_waits_for_the_others(
 ) -> None:
     """The next plan must not meet a thread of this one."""
     _, sources = pair
-    both, ended = Barrier(2), list[str]()
+    failed, may_end, raised = Event(), Event(), Event()
 
-    def fail(name: str) -> None:
-        both.wait(60)
+    def run(name: str) -> None:
         if name == "a":
+            failed.set()
             raise ValueError(name)
-        ended.append(name)
+        assert may_end.wait(60)
 
-    with pytest.raises(ValueError, match="a"):
-        sources.map_side_by_side(fail, ["a", "b"])
-    assert ended == ["b"]
+    def plan() -> None:
+        with pytest.raises(ValueError, match="a"):
+            sources.map_side_by_side(run, ["a", "b"])
+        raised.set()
+
+    planner = Thread(target=plan)
+    planner.start()
+    assert failed.wait(60)
+    assert not raised.wait(0.2)
+    may_end.set()
+    planner.join(60)
+    assert raised.is_set()
