@@ -168,7 +168,7 @@ def test_core_c22(bench: JobBench) -> None:
 
 
 def test_jobs_f4(bench: JobBench) -> None:
-    """A JVM does not outlive the lease of a driver whose Python stands still."""
+    """A JVM does not outlive the lease of a driver whose Python is stopped."""
     jvm = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     store = bench.folder / "store"
     script = f"""
