@@ -85,8 +85,8 @@ team: venv java warm ## follows docs/how-to and the tutorial on a real Spark, Mi
 	$(BIN)/python -m tests.team $(ARGS)
 
 .PHONY: git-bundle
-git-bundle: venv ## drivers whose code Airflow's git bundle checks out, through many commits and deleted folders (24 kB, fetched once)
-	$(BIN)/python -m pytest -n0 -m long tests/e2e/test_git_bundle.py $(ARGS)
+git-bundle: venv java warm ## a stream whose code Airflow's git bundle checks out, through many commits and deleted folders (24 kB, fetched once)
+	$(BIN)/python -m pytest -n0 -m long tests/e2e/test_git_bundle.py tests/e2e/test_git_deploys.py $(ARGS)
 
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
