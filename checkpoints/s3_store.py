@@ -476,7 +476,8 @@ class S3Store:
         return definition(location=self._describe_location(), cause=cause)
 
     def _describe_location(self) -> str:
-        return f"{self.url} at {self.settings.endpoint or 'AWS'}"
+        server = f" ({self._address})" if self._address else ""
+        return f"{self.url} at {self.settings.endpoint or 'AWS'}{server}"
 
     def _get_client(self, attempts: int = 1) -> Any:
         """Return a boto3 client; only transfers in parts, never conditional, get more attempts."""

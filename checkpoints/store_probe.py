@@ -24,6 +24,7 @@ _PROBES = 3  # until the store counts as one that breaks its promises
 _RACERS = 8
 # Bytes. Servers store small bodies in another way than large ones.
 _RACED_SIZES = (64, (1 << 20) + 1)
+_AWS = ".amazonaws.com"
 _VERDICT_AGE = 7 * 86_400.0  # seconds; a server may be replaced behind its address
 
 
@@ -119,8 +120,8 @@ def require_atomic_writes(store: Store) -> None:
     if not isinstance(store, S3Store):
         return
     settings = store.settings
-    endpoints = [settings.endpoint, *settings.other_endpoints] if settings.endpoint else []
-    servers = resolve_endpoints(endpoints)
+    endpoints = [settings.endpoint or _AWS, *settings.other_endpoints]
+    servers = resolve_endpoints([one for one in endpoints if _AWS not in one])
     digest = hashlib.sha256(f"{settings.endpoint or 'AWS'} {store.url}".encode()).hexdigest()[:16]
     key = f"{PROBE_PREFIX}raced/{digest}.json"
     raced = _read_raced_servers(store, key)

@@ -12,6 +12,7 @@ from tests.servers.s3_nodes import HastyNodes, relaying, resolve_to
 
 from tidegate.checkpoints import store_probe
 from tidegate.checkpoints.s3_store import S3Settings, S3Store
+from tidegate.checkpoints.server_addresses import ServerAddress
 from tidegate.checkpoints.store import OutcomeUnknownError, Store, StoredObject
 from tidegate.checkpoints.store_probe import (
     probe_store,
@@ -148,6 +149,8 @@ def open_nodes(nodes: HastyNodes, *others: str) -> S3Store:
             other_endpoints=others,
             access_key="key",
             secret_key=secret,
+            connect_timeout=60.0,  # the machine may be busy
+            read_timeout=60.0,
         )
     )
 
@@ -223,3 +226,19 @@ def test_a_pinned_client_verifies_the_name_of_the_endpoint(
         assert store.get("one").data == b"1"
         store.close()
         assert sum(sizes) > 0
+
+
+def test_addresses_of_aws_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change all the time, and each start would race the new ones."""
+    bucket, asked = Bucket(), list[str]()
+
+    def note_endpoints(endpoints: Sequence[str]) -> list[ServerAddress]:
+        asked.extend(endpoints)
+        return []
+
+    aws = "https://s3.eu-west-1.amazonaws.com"
+    bucket.settings = S3Settings(bucket="b", endpoint=aws, other_endpoints=("http://other",))
+    monkeypatch.setattr(store_probe, "run_write_races", lambda _: [])
+    monkeypatch.setattr(store_probe, "resolve_endpoints", note_endpoints)
+    require_atomic_writes(bucket)
+    assert asked == ["http://other"]
