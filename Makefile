@@ -85,8 +85,8 @@ team: venv java warm ## follows docs/how-to and the tutorial on a real Spark, Mi
 	$(BIN)/python -m tests.team $(ARGS)
 
 .PHONY: git-bundle
-git-bundle: venv ## drivers whose code Airflow's git bundle checks out, through many commits and deleted folders (24 kB, fetched once)
-	$(BIN)/python -m pytest -n0 -m long tests/e2e/test_git_bundle.py $(ARGS)
+git-bundle: venv java warm ## a stream whose code Airflow's git bundle checks out, through many commits and deleted folders (24 kB, fetched once)
+	$(BIN)/python -m pytest -n0 -m long tests/e2e/test_git_bundle.py tests/e2e/test_git_deploys.py $(ARGS)
 
 .PHONY: quality-proof
 quality-proof: venv ## every preset in every trouble, on every surface and in the checks; ends with "N cells, N differences, N not applicable"
@@ -254,6 +254,10 @@ bench-latency: venv java ## from a row's arrival, on MinIO or in a topic, to its
 .PHONY: bench-workers
 bench-workers: venv java ## rows per second and core on a cluster of one and of two workers, and what Spark's stages say of more (ARGS="--master yarn")
 	$(BIN)/python -m tests.bench.workers $(ARGS)
+
+.PHONY: bench-memory
+bench-memory: venv java ## memory of the driver, its JVM and a worker over the rows of one epoch of 20 columns (ARGS="--rows 4000000 40000000 --jobs default")
+	$(BIN)/python -m tests.bench.memory $(ARGS)
 
 .PHONY: bench-splice
 bench-splice: venv java ## what a merge costs against a full run (ROWS=20000000)

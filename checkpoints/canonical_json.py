@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-_CHUNK_BYTES = 1 << 20  # 1 MiB: large enough to hide call overhead, small enough for any executor
-
 
 def canonical_bytes(value: Any) -> bytes:
     """Return `value` as UTF-8 JSON with sorted keys and no spaces.
@@ -36,12 +34,9 @@ def sha256_of_bytes(data: bytes) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file, which is read in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_CHUNK_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+    """Return the hex SHA-256 of a file."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refuse_foreign_keys(value: Any) -> None:

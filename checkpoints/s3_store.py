@@ -190,14 +190,15 @@ class S3Store:
         """Read a part of one object."""
         return self._get_object(key, Range=f"bytes={start}-{start + length - 1}").data
 
-    def get_version(self, key: str, etag: str) -> bytes:
-        """Read one version of an object.
+    def get_version(self, key: str, etag: str, start: int = 0, length: int | None = None) -> bytes:
+        """Read one version of an object, or `length` bytes of it.
 
         Raises:
             NotFoundError: there is no such object.
             PreconditionFailedError: the object has another version.
         """
-        return self._get_object(key, IfMatch=f'"{etag}"').data
+        part = {} if length is None else {"Range": f"bytes={start}-{start + length - 1}"}
+        return self._get_object(key, IfMatch=f'"{etag}"', **part).data
 
     @_retry_within_budget
     def stat(self, key: str) -> ObjectInfo | None:

@@ -5,9 +5,10 @@ command prints a line for each; the last line is ``N of N ids, N passed, N faile
 
 With ``--on COMMIT`` the tests of today run on the code of that commit, in a checkout of its own.
 There no test may pass, because it should have found the fault. A test is red only if what it
-asserts does not hold. One that needs a name of today's code proves nothing about that commit; its
-line says which name did not exist. A fault may have two tests: that of the repaired function, and
-one by commands and files alone, which both commits have.
+asserts does not hold. One that needs a name of today's code proves nothing about that commit. Then
+a test in ``tests/on_COMMIT`` says by the names of that commit what should hold. These tests run
+beside that commit's own ones, and use their fixtures. A fault without one has a line that says
+which name did not exist.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _MISSING = re.compile(
     r"No module named '(.+?)'|cannot import name '(.+?)'|has no attribute '(.+?)'"
     r"|unexpected keyword argument '(.+?)'|(\w+)\(\) (?:takes|missing) .* argument"
 )
+# A test by the names of an old commit: test_core_c2 is about core-C2.
+_OLD_TEST = re.compile(r"^def (test_([a-z]+)_([a-z]*\d+))\(", re.M)
+_OUTCOMES = ("passed", "failed", "open")
 _SHOWN = 4000  # characters of what pytest prints of each folder
 
 
@@ -145,20 +149,59 @@ def find_missing_name(text: str) -> str | None:
 
 
 @contextmanager
-def check_out(commit: str) -> Iterator[Path]:
-    """Give a checkout of a commit with the tests of today, and remove it at the end."""
+def check_out(commit: str, tests: Path | None = None) -> Iterator[Path]:
+    """Give a checkout of a commit, and remove it at the end.
+
+    Args:
+        commit: as Git names it.
+        tests: a folder whose files are added to the commit's own tests; None: the tests of today
+            take their place.
+    """
     with TemporaryDirectory() as scratch:
         folder = Path(scratch, "checkout")
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--detach", "--quiet", str(folder), commit], check=True)
         try:
-            shutil.rmtree(folder / "tests")
+            if tests is None:
+                shutil.rmtree(folder / "tests")
             shutil.copytree(
-                ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__")
+                tests or ROOT / "tests",
+                folder / "tests",
+                ignore=shutil.ignore_patterns("__pycache__"),
+                dirs_exist_ok=True,
             )
             yield folder
         finally:
             subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
+def find_old_tests(folder: Path) -> dict[str, str]:
+    """Return the tests by the names of an old commit: the id of a fault in lower case -> test."""
+    return {
+        f"{report}-{number}": f"{Path('tests', file.relative_to(folder))}::{test}"
+        for file in sorted(folder.rglob("*.py"))
+        for test, report, number in _OLD_TEST.findall(file.read_text("utf-8"))
+    }
+
+
+def run_on_commit(commit: str, faults: Sequence[Fault]) -> dict[str, str]:
+    """Return the outcome of each fault on the code of a commit, as `run_tests` tells it."""
+    tests = sorted({test for fault in faults for test in fault.tests})
+    with check_out(commit) as folder:
+        outcomes = run_tests(folder, tests)
+    found = {
+        fault.number: _join_outcomes([outcomes[test] for test in fault.tests], on_old=True)
+        for fault in faults
+    }
+    place = ROOT / "tests" / f"on_{commit}"
+    known = find_old_tests(place)
+    missing = [one for one, outcome in found.items() if outcome not in _OUTCOMES]
+    old = {number: known[number.lower()] for number in missing if number.lower() in known}
+    if old:
+        with check_out(commit, place) as folder:
+            outcomes = run_tests(folder, sorted(old.values()))
+        found |= {number: outcomes[test] for number, test in old.items()}
+    return found
 
 
 def main() -> int:
@@ -168,16 +211,18 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", help="only these faults")
     given = parser.parse_args()
     faults = [one for one in read_faults() if not given.ids or one.number in given.ids]
-    tests = sorted({test for fault in faults for test in fault.tests})
     if given.on:
-        with check_out(given.on) as folder:
-            outcomes = run_tests(folder, tests)
+        outcomes = run_on_commit(given.on, faults)
     else:
-        outcomes = run_tests(ROOT, tests)
+        each = run_tests(ROOT, sorted({test for fault in faults for test in fault.tests}))
+        outcomes = {
+            fault.number: _join_outcomes([each[test] for test in fault.tests], on_old=False)
+            for fault in faults
+        }
     counts: Counter[str] = Counter()
     for fault in faults:
-        outcome = _join_outcomes([outcomes[test] for test in fault.tests], on_old=bool(given.on))
-        kind = outcome if outcome in ("passed", "failed", "open") else "missing"
+        outcome = outcomes[fault.number]
+        kind = outcome if outcome in _OUTCOMES else "missing"
         counts[kind] += 1
         sys.stdout.write(f"{kind:8} {fault.number:12} {fault.text}\n")
         if kind == "missing":
@@ -185,8 +230,8 @@ def main() -> int:
     total, passed = len(faults), counts["passed"]
     if given.on:
         sys.stdout.write(
-            f"{counts['failed']} of {total} ids are red on {given.on}, {counts['missing']} cannot"
-            f" be run there, {passed} passed\n"
+            f"{total} of {total} ids: {counts['failed']} red on {given.on}, {counts['missing']}"
+            f" cannot be run there, {passed} passed\n"
         )
         return int(passed > 0)
     sys.stdout.write(f"{total} of {total} ids, {passed} passed, {total - passed} failed\n")

@@ -16,6 +16,7 @@ AIRFLOW_FILES = frozenset(
         "tests/e2e/test_airflow_kills.py",
         "tests/e2e/test_browser.py",
         "tests/e2e/test_demo.py",
+        "tests/e2e/test_git_deploys.py",
         "tests/e2e/test_jobs_airflow.py",
         "tests/infra/test_stack.py",
         "tests/operators/test_airflow_actions.py",

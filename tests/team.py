@@ -24,7 +24,7 @@ from tests.named_tests import ROOT
 from tests.servers.alert_receivers import running as running_receivers
 from tests.servers.minio import running
 from tests.servers.spark import standalone
-from tests.wheels import EARLIER, build_wheel, build_wheels, export_commit
+from tests.wheels import build_earlier_wheel, build_wheels
 
 PAGES = ROOT / "docs/how-to"
 QUESTIONS: Mapping[str, str] = {
@@ -127,7 +127,7 @@ Prepared = AbstractContextManager[Mapping[str, str]]
 @contextmanager
 def _prepare_earlier_version(folder: Path) -> Iterator[Mapping[str, str]]:
     """An environment with the code of an earlier commit, and wheels of today's to install."""
-    wheel = build_wheel(export_commit(EARLIER, folder / "earlier"), folder / "old")
+    wheel = build_earlier_wheel(folder)
     build_wheels(ROOT, folder / "orders/dist")
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)

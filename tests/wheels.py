@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sys
 import tarfile
@@ -10,7 +12,9 @@ from pathlib import Path
 from tests.named_tests import ROOT
 
 # Its code is taken from the history of the repository.
-EARLIER = "e3dab941"
+EARLIER = "e3dab941e458"
+EARLIER_SHA256 = "000d0000015587c00eee96bd2c8a19c2b9c2e47103a1b7a344ee231a4a74b0ea"
+"""Of the wheel of the earlier commit, by the hatchling of `requirements.lock`."""
 
 
 def export_commit(commit: str, folder: Path) -> Path:
@@ -26,8 +30,16 @@ def export_commit(commit: str, folder: Path) -> Path:
     return folder
 
 
+def build_earlier_wheel(folder: Path) -> Path:
+    """Build the wheel of the earlier commit below a folder."""
+    wheel = build_wheel(export_commit(EARLIER, folder / "earlier"), folder / "earlier-wheel")
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert found == EARLIER_SHA256, f"the wheel of {EARLIER} has another hash: {found}"
+    return wheel
+
+
 def build_wheel(checkout: Path, folder: Path) -> Path:
-    """Build the wheel of a project into a folder."""
+    """Build the wheel of a project into a folder, with the same bytes each time."""
     command = [
         sys.executable,
         "-m",
@@ -38,7 +50,8 @@ def build_wheel(checkout: Path, folder: Path) -> Path:
         str(folder),
         str(checkout),
     ]
-    subprocess.run(command, check=True, capture_output=True)
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1580601600"}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     (found,) = folder.glob("*.whl")
     return found
 

@@ -452,6 +452,7 @@ class DriverSession(LeasedSession):
                 mover,
                 DriverTables(run.store).write,
                 make_dispatcher(spec, run.store, self._slot_log, mover),
+                self._sources.map_side_by_side,
             ),
             EngineRuntime(
                 ManifestAuthor(self._uid, lease.holder.driver, __version__),

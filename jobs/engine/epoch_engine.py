@@ -12,9 +12,10 @@ Publishing (`publisher`) and reporting (the driver's status) follow the log and 
 The engine knows sources, mover, store and dispatcher only by their interfaces.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, CheckpointId, generate_attempt_id
@@ -38,6 +39,7 @@ from .errors import (
 )
 from .interfaces import (
     Cut,
+    DeadObject,
     DispatchResult,
     Faults,
     MoveOrder,
@@ -109,12 +111,15 @@ class EpochPorts:
         mover: reads, judges and writes rows.
         driver_tables: writes the small tables of the driver.
         dispatcher: sends released rows to streams; None if the pipeline has no streams.
+        map_sources: applies a function to each source and returns the results in their order, when
+            all calls have ended; by default one after another.
     """
 
     sources: Sequence[Source]
     mover: Mover
     driver_tables: DriverTableWriter
     dispatcher: RowDispatcher | None = None
+    map_sources: Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]] = map
 
 
 @dataclass(frozen=True)
@@ -306,20 +311,24 @@ class Engine:
         state = self.resume_state
         with self._steps.measure_step("plan"):
             unread = list_blocked_members(state.decider) | ahead
-            slices: list[Slice] = []
-            for source in self._ports.sources:
+
+            def plan_members(source: Source) -> list[Slice]:
+                """Plan the slice of each member of a source."""
                 limits = self._spec.sources[source.name].limits
-                for member in source.list_members():
-                    # Also what may not be read is planned: no timer expires that waits for a
-                    # member with rows, so the decider has to know who has some.
-                    part = source.plan(
+                # Also what may not be read is planned: no timer expires that waits for a member
+                # with rows, so the decider has to know who has some.
+                return [
+                    source.plan(
                         member,
                         state.resume.get(str(member)),
                         limits,
                         blocked=clock_only or member in unread,
-                    )
-                    slices.append(part.replace_corrupt_objects(self._corrupt))
-            return Cut(tuple(slices))
+                    ).replace_corrupt_objects(self._corrupt)
+                    for member in source.list_members()
+                ]
+
+            found = self._ports.map_sources(plan_members, self._ports.sources)
+            return Cut(tuple(chain.from_iterable(found)))
 
     def _must_record_clock(self) -> bool:
         """Whether rows have to wait until an epoch has recorded the wall clock.
@@ -486,12 +495,14 @@ class Engine:
 
     def _refuse_changed_objects(self, cut: Cut, cause: Exception | None = None) -> None:
         """Refuse rows that were read from other bytes than the manifest would name."""
-        changed = [
-            dead
-            for part in cut.slices
-            if part.parts
-            for dead in self._sources[part.member.source].find_changed_objects(part)
-        ]
+
+        def find_changed(source: Source) -> list[DeadObject]:
+            """Look at the slices of a source, one after another."""
+            own = [part for part in cut.slices if part.member.source == source.name and part.parts]
+            return [dead for part in own for dead in source.find_changed_objects(part)]
+
+        found = self._ports.map_sources(find_changed, self._ports.sources)
+        changed = list(chain.from_iterable(found))
         if changed:
             first = changed[0]
             raise SOURCE_CHANGED(

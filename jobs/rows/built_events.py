@@ -99,7 +99,8 @@ def write_built_events(order: BuildOrder) -> BuildAnswer:
             stem = f"{order.folders.table_prefix(BUILT)}part-00000"
             kind = f"table:{BUILT}"
             found = answer.footers
-            answer.file = store_task_rows(order.store, built, stem, kind, "stamp", {}, found)
+            file = store_task_rows(order.store, built, stem, kind, "stamp", {}, found)
+            answer.files += (file,)
     except TidegateError as error:
         answer.error = error
     answer.report = TaskReport.measure_since(begun)

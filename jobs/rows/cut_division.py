@@ -14,7 +14,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import JsonObject, JsonView
 
-DIVISION: Final = 1
+DIVISION: Final = 2
 """Version of the division. Another division gives sums of doubles other last digits.
 
 `MOST_CELLS` belongs to it: a unit with more values is folded in batches.
@@ -63,6 +63,11 @@ def divide_cut(cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
         _make_unit(number, indexes, cut, state, store)
         for number, indexes in enumerate(_group_slices(cut))
     ]
+
+
+def measure_unit(unit: ReadUnit) -> float:
+    """Return about how many bytes a unit reads."""
+    return sum(_measure_part(part) for piece in unit.cut.slices for part in piece.parts)
 
 
 def _group_slices(cut: Cut) -> list[tuple[int, ...]]:

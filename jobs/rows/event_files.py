@@ -46,6 +46,8 @@ RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
 _CUT_BYTES: Final = 8 << 20
 """Bytes of kept rows that a task cuts at a time."""
+_FILE_BYTES: Final = 32 << 20
+"""Bytes of kept rows that a task writes as one file."""
 _KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 _NAMES: Final = pa.dictionary(pa.int32(), pa.string())
 _Ints = NDArray[np.int64]
@@ -117,11 +119,11 @@ class RangesOrder(EventsOrder):
 
 @dataclass
 class FileAnswer:
-    """What a task says of a file that it should write.
+    """What a task says of the files that it should write.
 
     Attributes:
         number: of the unit or the target.
-        file: None if there are no rows for it.
+        files: none if there are no rows for it, more than one only of a large unit.
         footers: by key; of a file of a table.
         counts: source -> rows that left.
         newest: greatest (section, event time) that left in order.
@@ -132,7 +134,7 @@ class FileAnswer:
     """
 
     number: int
-    file: FileRef | None = None
+    files: tuple[FileRef, ...] = ()
     footers: dict[str, FileFooter] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     newest: ReleaseMark | None = None
@@ -150,13 +152,13 @@ def write_unit_events(
 ) -> FileAnswer:
     """Write the rows of a unit; `firsts` are the positions of the first row of each slice."""
     begun = time.process_time()
-    answer = FileAnswer(unit)
+    answer, found, following = FileAnswer(unit), 0, dict(firsts)
     try:
-        rows = [decode_rows(piece.data) for piece in pieces]
-        _require_all_rows(order, sum(table.num_rows for table in rows), order.kept[unit])
-        if rows:
-            table = _add_members(order, pa.concat_tables(rows))
-            _write_events(answer, order, *_assign_positions(table, firsts))
+        for rows in _join_kept_rows(pieces, _FILE_BYTES):
+            found += rows.num_rows
+            table = _add_members(order, rows)
+            _write_events(answer, order, *_assign_positions(table, following))
+        _require_all_rows(order, found, order.kept[unit])
     except TidegateError as error:
         answer.error = error
     answer.report = TaskReport.measure_since(begun)
@@ -173,12 +175,19 @@ def _require_all_rows(order: EventsOrder, found: int, kept: int) -> None:
         raise KEPT_ROWS_LOST(pipeline=order.spec.name, found=found, kept=kept)
 
 
-def _assign_positions(rows: pa.Table, firsts: dict[int, int]) -> tuple[pa.Table, _Ints]:
-    """The rows of slices in the order of their positions, and these."""
+def _assign_positions(rows: pa.Table, following: dict[int, int]) -> tuple[pa.Table, _Ints]:
+    """The rows of slices in the order of their positions, and these.
+
+    `following` has the position of the next row of each slice, and is brought up to date.
+    """
     slices = rows["_slice"].to_numpy()
     starts = np.flatnonzero(np.diff(slices, prepend=-1))
     sizes = np.diff(starts, append=slices.size)
-    shifts = np.array([firsts[int(slices[at])] for at in starts], np.int64) - starts
+    shifts = np.empty(starts.size, np.int64)
+    for place, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
+        index = int(slices[start])
+        shifts[place] = following[index] - start
+        following[index] += size
     positions = np.arange(slices.size) + np.repeat(shifts, sizes)
     if (positions[1:] < positions[:-1]).any():
         places = np.argsort(positions)
@@ -251,7 +260,7 @@ def _cut_rows(
             for data in encode_in_pieces(part):
                 yield target, CutPiece(data, waited)
 
-    for rows in _join_kept_rows(pieces):
+    for rows in _join_kept_rows(pieces, _CUT_BYTES):
         taken += rows.num_rows
         yield from ship_rows(rows, waited=False)
     try:
@@ -265,13 +274,13 @@ def _cut_rows(
         yield target, summary
 
 
-def _join_kept_rows(pieces: Iterable[KeptPiece]) -> Iterator[pa.Table]:
-    """Yield kept rows as tables of about `_CUT_BYTES`: small ones take as long to cut."""
+def _join_kept_rows(pieces: Iterable[KeptPiece], most: int) -> Iterator[pa.Table]:
+    """Yield kept rows as tables of about so many bytes: small ones take as long to cut."""
     tables, size = list[pa.Table](), 0
     for piece in pieces:
         tables.append(decode_rows(piece.data))
         size += len(piece.data)
-        if size >= _CUT_BYTES:
+        if size >= most:
             yield pa.concat_tables(tables).combine_chunks()
             tables, size = [], 0
     if tables:
@@ -458,13 +467,15 @@ def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positi
     stem = f"{order.folders.table_prefix(EVENTS)}part-{answer.number:05d}"
     time_column = order.spec.event_time_column
     kind = f"table:{EVENTS}"
-    answer.file = store_task_rows(
+    file = store_task_rows(
         order.store, pa.table(columns), stem, kind, time_column, {}, answer.footers
     )
-    found = pc.value_counts(columns["_source"]).to_pylist()
-    answer.counts = Counter({one["values"]: one["counts"] for one in found})
-    answer.flagged = int(late.sum())
-    answer.newest = _find_newest(rows.filter(pa.array(~late)) if answer.flagged else rows)
+    answer.files += (file,)
+    for one in pc.value_counts(columns["_source"]).to_pylist():
+        answer.counts[one["values"]] += one["counts"]
+    answer.flagged += int(late.sum())
+    newest = _find_newest(rows.filter(pa.array(~late)) if late.any() else rows)
+    answer.newest = max(filter(None, (answer.newest, newest)), default=None)
 
 
 def _find_newest(rows: pa.Table) -> ReleaseMark | None:
@@ -482,4 +493,4 @@ def _write_waiting(answer: FileAnswer, order: RangesOrder, rows: pa.Table) -> No
     columns |= {name: rows[name].cast(pa.string()) for name in ("_source", "_partition")}
     stem = f"{order.folders.segment_stem(ORDER_KIND)}-{answer.number:05d}"
     table = pa.table(columns)
-    answer.file = store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra)
+    answer.files += (store_task_rows(order.store, table, stem, ORDER_KIND, "_et", extra),)

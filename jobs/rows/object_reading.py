@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -29,7 +29,45 @@ from tidegate.json_types import JsonObject
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
-from .slice_reading import PLANNED, CutPart, unreadable_objects_error
+from .slice_reading import PLANNED, CutPart, RowReader, unreadable_objects_error
+
+RANGED_BYTES: Final = 32 << 20
+"""Parquet objects of a bucket that are larger are read in ranges, not held whole."""
+
+
+class RangedObject(io.RawIOBase):
+    """One version of an object, of which Arrow reads the ranges that it needs.
+
+    Reading raises what `S3Store.get_version` raises.
+    """
+
+    def __init__(self, store: S3Store, key: str, etag: str, size: int) -> None:
+        super().__init__()
+        self._store, self._key, self._etag, self._size = store, key, etag, size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._position, 0)
+        length = left if size < 0 else min(size, left)
+        if not length:
+            return b""
+        data = self._store.get_version(self._key, self._etag, self._position, length)
+        self._position += len(data)
+        return data
 
 
 @dataclass(frozen=True)
@@ -92,7 +130,7 @@ def _describe_object(key: str, data: bytes, source: SourceSpec) -> Footer | BadO
 
 
 def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> CutPart:
-    """One object of a slice: in place if it is a plain file, else fetched as it was planned.
+    """One object of a slice: in place if it is a plain file or large, else fetched as planned.
 
     Args:
         index: of the slice.
@@ -105,20 +143,31 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         TransientError: the store does not answer, or the object has changed.
     """
     path: Path | io.BytesIO = Path(uri)
+    is_encoded = needs_decoding(source, part["key"])
     if "://" in uri:
         store, key = _locate_object(uri)
+        if part["size"] > RANGED_BYTES and not is_encoded:
+            return make_part(index, part, RangedObject(store, key, part["etag"], part["size"]))
         path = io.BytesIO(store.get_version(key, part["etag"]))
     elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())
-    if needs_decoding(source, part["key"]):
+    if is_encoded:
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
 
 
-def make_part(index: int, part: JsonObject, path: Path | io.BytesIO | pa.Table) -> CutPart:
+def make_part(
+    index: int,
+    part: JsonObject,
+    path: Path | io.IOBase | pa.Table,
+    reader: RowReader | None = None,
+) -> CutPart:
     """A part of the slice with this index, with what holds its rows."""
+    if reader is None and not isinstance(path, pa.Table):
+        reader = RowReader(path)
     planned: dict[str, Any] = {name: part[name] for name in PLANNED}
-    return CutPart(member=index, path=path, columns=tuple(part["columns"].items()), **planned)
+    columns = tuple(part["columns"].items())
+    return CutPart(member=index, path=path, columns=columns, reader=reader, **planned)
 
 
 def _decode_part(key: str, original: Path | io.BytesIO, source: SourceSpec) -> io.BytesIO:

@@ -10,7 +10,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TransientError
@@ -46,6 +47,7 @@ POSITION_COLUMNS: Final = (
     ("_o", "bigint", pa.int64()),
     ("_row", "bigint", pa.int64()),
 )
+_BATCH_ROWS: Final = 128 << 10
 PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
 _TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
@@ -54,6 +56,57 @@ _TRAITS = {
 
 PhysicalColumns = tuple[tuple[str, str], ...]
 """Columns of an object, and the text of each one's Arrow type."""
+
+
+class RowReader:
+    """Reads ranges of the rows of a Parquet object.
+
+    A range that continues the last one, with the same columns, decodes no row again. Of a row group
+    at most its bytes are held, and some rows.
+    """
+
+    def __init__(self, source: Path | io.IOBase) -> None:
+        self._source = source
+        self._file: pq.ParquetFile | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._left: pa.RecordBatch | None = None
+        self._next: tuple[list[str], int] | None = None
+
+    def read_rows(self, names: list[str], start: int, end: int) -> pa.Table:
+        """Return columns of the rows from `start` on, before `end`; fewer if it has fewer."""
+        if self._file is None:
+            self._file = open_parquet_file(self._source)
+        if self._next != (names, start):
+            self._left, self._batches = None, _iterate_batches(self._file, names, start)
+        found, missing = list[pa.RecordBatch](), end - start
+        while missing > 0:
+            batch = self._left or next(self._batches, None)
+            if batch is None:
+                break
+            own = batch.slice(0, missing)
+            self._left = batch.slice(missing) if batch.num_rows > missing else None
+            missing -= own.num_rows
+            found.append(own)
+        self._next = (names, end)
+        schema = self._file.read_row_groups([], columns=names).schema
+        return pa.Table.from_batches(found, schema)
+
+
+def _iterate_batches(
+    file: pq.ParquetFile, names: list[str], start: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows from `start` on, a row group at a time; no batch before it is held."""
+    first = 0
+    for number in range(file.num_row_groups):
+        rows = file.metadata.row_group(number).num_rows
+        skipped = max(start - first, 0)
+        first += rows
+        if skipped >= rows:
+            continue
+        for batch in file.iter_batches(_BATCH_ROWS, [number], names):
+            if skipped < batch.num_rows:
+                yield batch.slice(skipped)
+            skipped = max(skipped - batch.num_rows, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +118,10 @@ class CutPart:
         ordinal: place of the object in its member.
         rows: of the whole object.
         row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
-        path: the whole object as a local file, or its bytes; of a topic, the rows of the range.
+        path: the whole object as a local file, its bytes, or what reads them; of a topic, the rows
+            of the range.
         columns: physical column -> Arrow type text, as planned.
+        reader: has read the rows before these, if another batch had them.
     """
 
     member: int
@@ -76,8 +131,9 @@ class CutPart:
     rows: int
     row_start: int
     row_end: int
-    path: Path | io.BytesIO | pa.Table
+    path: Path | io.IOBase | pa.Table
     columns: PhysicalColumns
+    reader: RowReader | None = None
 
     @property
     def has_row_numbers(self) -> bool:
@@ -198,44 +254,42 @@ def _choose_arrow_type(own: str, arrow: str) -> pa.DataType:
 
 def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
     """Rows of an object, by their places in it, with all columns that can be read, as stored."""
-    rows = _read_columns(part, [name for name, _ in select_readable_columns(part.columns)])
-    if part.has_row_numbers:
-        numbers = pc.index_in(numbers, value_set=rows[OFFSET_COLUMN])
-    return rows.take(numbers)
+    names = [name for name, _ in select_readable_columns(part.columns)]
+    if isinstance(part.path, pa.Table):
+        rows = part.path.select(names)
+        return rows.take(pc.index_in(numbers, value_set=rows[OFFSET_COLUMN]))
+    first, last = pc.min_max(numbers).as_py().values()
+    rows = _read_some_rows(RowReader(part.path), part, names, first, last + 1)
+    return rows.take(pc.subtract(numbers, first))
 
 
-def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> pa.Table:
-    """Columns of an object, or of one of its row groups."""
+def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
+    """Columns of an object."""
     try:
         if isinstance(part.path, pa.Table):
             return part.path.select(names)
-        file = open_parquet_file(part.path)
-        return file.read(columns=names) if group is None else file.read_row_group(group, names)
+        return open_parquet_file(part.path).read(columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
 
 
-def _read_some_rows(part: CutPart, names: list[str]) -> pa.Table:
-    """The rows of a part that is not the whole object: only their row groups are read."""
-    assert not isinstance(part.path, pa.Table)  # noqa: S101 - a topic's part is whole
+def _read_some_rows(
+    reader: RowReader, part: CutPart, names: list[str], start: int, end: int
+) -> pa.Table:
+    """Rows of an object by their places in it, the end exclusive."""
     try:
-        file = open_parquet_file(part.path)
-        groups, first, start = list[int](), 0, 0
-        for number in range(file.metadata.num_row_groups):
-            end = start + file.metadata.row_group(number).num_rows
-            if start < part.row_end and end > part.row_start:
-                first = first if groups else start
-                groups.append(number)
-            start = end
-        rows = file.read_row_groups(groups, columns=names)
+        return reader.read_rows(names, start, end)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
-    return rows.slice(part.row_start - first, part.row_end - part.row_start)
 
 
 def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:
     names = schema.names[: -len(POSITION_COLUMNS)]
-    rows = _read_columns(part, names) if part.is_whole else _read_some_rows(part, names)
+    if part.is_whole:
+        rows = _read_columns(part, names)
+    else:
+        reader = part.reader or RowReader(part.path)
+        rows = _read_some_rows(reader, part, names, part.row_start, part.row_end)
     unread = _judge_unread_columns(part, source, names)
     size = rows.num_rows
     # The places in the object, from 0.
@@ -254,7 +308,6 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec)
     own = pa.schema([schema.field(name) for name in names])
     columns, reasons = convert_rows(rows, own, source.columns)
     if unread is not None:
-        unread = unread.slice(0 if part.is_whole else part.row_start, size)
         reasons = unread if reasons is None else pc.coalesce(reasons, unread)
     found = pa.table([*columns, *place, numbers], schema=schema)
     if reasons is None:
@@ -265,7 +318,7 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec)
 
 
 def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[str]) -> Any:
-    """What is wrong with values of declared columns that are not read, a row group at a time.
+    """What is wrong with values of declared columns that are not read, some rows at a time.
 
     None where nothing is. A survey needs few columns, and yet has to know all dead rows.
     """
@@ -278,9 +331,10 @@ def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[st
     if not kinds or any(name == BAD_REASON for name, _ in part.columns):
         return None
     schema, names = pa.schema(kinds), [*kinds]
-    found = []
-    for group in range(open_parquet_file(part.path).num_row_groups):
-        rows = _read_columns(part, names, group)
+    reader, found = RowReader(part.path), []
+    for first in range(part.row_start, part.row_end, _BATCH_ROWS):
+        end = min(first + _BATCH_ROWS, part.row_end)
+        rows = _read_some_rows(reader, part, names, first, end)
         reasons = convert_rows(rows, schema, names)[1]
         found.append((rows.num_rows, reasons))
     if all(reasons is None for _, reasons in found):

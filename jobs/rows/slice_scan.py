@@ -35,8 +35,8 @@ from .member_scan import (
 )
 from .slice_reading import CutPart, add_positions, read_slice
 
-MOST_CELLS: Final = 64_000_000
-"""Values, rows times columns, up to which one process holds rows: about 1 GB."""
+MOST_CELLS: Final = 8_000_000
+"""Values, rows times columns, up to which one process holds rows: some 200 MB in a worker."""
 
 
 def scan_slice(

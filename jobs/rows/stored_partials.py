@@ -67,6 +67,16 @@ def delete_tables(store: Store, tables: Iterable[StoredTable]) -> None:
         map_in_threads(store.delete, [table.key for table in tables], 4)
 
 
+def delete_left_tables(store: Store, folders: AttemptFolders, name: str) -> None:
+    """Delete the tables of an attempt whose names begin so, which tasks of a failed job have put.
+
+    A task that still runs elsewhere may put another one, which `gc` removes.
+    """
+    with suppress(TidegateError):
+        found = list(store.list_objects(folders.segment_stem(f"partials:{name}")))
+        map_in_threads(store.delete, [one.key for one in found], 4)
+
+
 def encode_table(table: pa.Table) -> bytes:
     """Return a table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()

@@ -354,7 +354,7 @@ def _open_parts(
     parts = [
         make_part(index, part, ranges[part["key"]].rows)
         if part["key"] in ranges
-        else make_part(index, part, known[part["key"]].path)
+        else make_part(index, part, known[part["key"]].path, known[part["key"]].reader)
         if part["key"] in known
         else open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
         for index, piece in enumerate(unit.cut.slices)

@@ -1,7 +1,8 @@
 """Builds the sources of a pipeline from its spec."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
 
 from tidegate.jobs.engine.interfaces import Source
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -10,6 +11,10 @@ from .arrival_log import BucketNotifications, listen_for_objects
 from .input_view import InputView
 from .kafka_source import KafkaSource, open_topic_offsets
 from .object_source import ObjectSource
+
+T = TypeVar("T")
+R = TypeVar("R")
+_PLANNED_AT_A_TIME: Final = 4
 
 
 class PipelineSources:
@@ -25,6 +30,8 @@ class PipelineSources:
 
     def __init__(self, spec: PipelineSpec, view: InputView, *, ends_input: bool = False) -> None:
         self._ends_input = ends_input
+        # Its threads stay: Spark's JVM keeps one for each that has started a job.
+        self._pool = ThreadPoolExecutor(_PLANNED_AT_A_TIME, "sources")
         self._notifications: list[BucketNotifications] = []
         self.all: list[Source] = [self._open_source(spec, name, view) for name in spec.sources]
 
@@ -64,7 +71,20 @@ class PipelineSources:
                     late_uploads[source.name] = source.late_uploads
         return {"lag": lag, "backlog": backlog, "late_uploads": late_uploads}
 
+    def map_side_by_side(self, call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Return what `call` returns for each source, when all calls have ended.
+
+        Calls wait for stores and brokers most of the time, so some are made at a time. The first
+        error, in the order of the items, is raised.
+        """
+        if len(items) < 2:
+            return [call(item) for item in items]
+        calls = [self._pool.submit(call, item) for item in items]
+        wait(calls)
+        return [own.result() for own in calls]
+
     def close(self) -> None:
-        """Stop listening for notifications."""
+        """Stop listening for notifications, and end the threads of plans."""
+        self._pool.shutdown(cancel_futures=True)
         for notifications in self._notifications:
             notifications.close()

@@ -81,7 +81,10 @@ class InputView:
         }
         self._sources = {self._folders[name]: source for name, source in sources.items()}
         self._task_inspector: TaskInspector | None = None
-        self._inspected: dict[str, InspectedObject | TidegateError] = {}
+        # Source -> what tasks have found of its objects and nothing has asked for yet.
+        self._inspected: dict[str, dict[str, InspectedObject | TidegateError]] = {
+            name: {} for name in sources
+        }
         self._lock = threading.Lock()
         # (key, ETag) -> decoded copy and its size, oldest first.
         self._cache: OrderedDict[tuple[str, str], tuple[Path | BadObject, int]] = OrderedDict()
@@ -98,29 +101,33 @@ class InputView:
         """Inspect those of some objects of a source that need decoding, if tasks are to do it.
 
         They do it of small ones as well: to read a footer alone takes as long as to read all.
-        `inspect_object` returns what they have found, once.
+        `inspect_object` returns what they have found, once. Several sources may ask at a time.
         """
         wanted = [
             one
             for one in entries
             if one.size <= SMALL_OBJECT or self._find_decoded_source(one.key) is not None
         ]
-        self._inspected.clear()
+        self._inspected[source] = {}
         if wanted and self._task_inspector is not None:
             found = self._task_inspector(source, wanted, self.uri)
-            self._inspected |= {one.key: own for one, own in zip(wanted, found, strict=True)}
+            keys = (one.key for one in wanted)
+            self._inspected[source] = dict(zip(keys, found, strict=True))
 
-    def inspect_object(self, key: str) -> tuple[str, int, Path | Footer | BadObject] | None:
+    def inspect_object(
+        self, source: str, key: str
+    ) -> tuple[str, int, Path | Footer | BadObject] | None:
         """Return ETag and size of the original, and what it holds or why it cannot be decoded.
 
-        Tasks say what it holds, or a decoded copy does, which the cache may remove later. None
-        if the object needs no decoding, and tasks have not inspected it.
+        It is an object of this source. Tasks say what it holds, or a decoded copy does, which the
+        cache may remove later. None if the object needs no decoding, and tasks have not inspected
+        it.
 
         Raises:
             NotFoundError: there is no such object.
             TransientError: the store does not give it.
         """
-        found = self._inspected.pop(key, None)
+        found = self._inspected[source].pop(key, None)
         if isinstance(found, TidegateError):
             raise found
         if found is not None:

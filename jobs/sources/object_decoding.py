@@ -239,7 +239,7 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
     return read_orc_file(data)
 
 
-def open_parquet_file(source: Path | io.BytesIO) -> pq.ParquetFile:
+def open_parquet_file(source: Path | io.IOBase) -> pq.ParquetFile:
     """Open a file so that INT96 times come as microseconds, which have the larger range."""
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 

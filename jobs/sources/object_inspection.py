@@ -149,7 +149,7 @@ class ObjectInspector:
     def _read_footer(self, entry: ObjectInfo) -> tuple[str, int, Footer | BadObject]:
         """Return ETag, size and footer of an object as it is now."""
         if isinstance(self._store, InputView):
-            decoded = self._store.inspect_object(entry.key)
+            decoded = self._store.inspect_object(self._source, entry.key)
             if decoded is not None:
                 etag, size, found = decoded
                 return etag, size, _describe_columns(found) if isinstance(found, Path) else found

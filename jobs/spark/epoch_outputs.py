@@ -184,8 +184,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
         return MergedState(segments=tuple(before))
     group_row = pa.Table.from_pylist([asdict(answer.group)])
     state = epoch.files.write_segment(GLOM_KIND, group_row, None, {})
-    built = () if answer.file is None else (answer.file,)
-    return MergedState(built, state, state)
+    return MergedState(answer.files, state, state)
 
 
 def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> EventGroup:

@@ -20,7 +20,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark import StorageLevel
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
@@ -58,7 +57,13 @@ from tidegate.jobs.spec.source_spec import SourceSpec
 from .errors import SPARK_FAILED
 from .frame_tasks import ANSWER, KEPT, ROWS, KeptFrame, collect_answers, make_row
 from .kafka_payloads import MESSAGE_DDL, decode_messages
-from .python_tasks import KeptRows, describe_task, prepare_context, prepare_worker
+from .python_tasks import (
+    KeptRows,
+    choose_storage_level,
+    describe_task,
+    prepare_context,
+    prepare_worker,
+)
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -113,7 +118,7 @@ def run_expression_job(
     rows = _plan_pieces(session, order, units)
     kept: KeptRows | None = None
     if order.spec.outputs.events and not order.gone:
-        rows.persist(StorageLevel.MEMORY_AND_DISK)
+        rows.persist(choose_storage_level(units))
         kept = KeptFrame(rows, len(units))
         if is_classic:
             pieces = rows.where(f"kind = '{KEPT}'").select("unit", "data").rdd

@@ -12,7 +12,6 @@ from typing import Any, Final, cast
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
@@ -41,6 +40,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .python_tasks import (
     KeptRows,
     StoreSample,
+    choose_storage_level,
     import_libraries,
     prepare_worker,
     sort_file_answers,
@@ -100,7 +100,7 @@ def run_read_job(
     keeps = order.spec.outputs.events and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
-        rows.persist(StorageLevel.MEMORY_AND_DISK)
+        rows.persist(choose_storage_level(units))
     try:
         return sort_unit_answers(order, units, collect_answers(rows)), kept
     except BaseException:

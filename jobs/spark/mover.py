@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow as pa
+import structlog
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout
@@ -51,6 +53,7 @@ from .spark_session import (
     find_carried_error,
     open_session,
     runs_on_one_host,
+    stop_session,
 )
 from .state_merging import StateMerging
 from .stream_tasks import TaskDispatcher
@@ -59,6 +62,7 @@ from .task_events import count_released_rows, release_in_tasks
 from .task_runner import choose_runner
 from .work_tasks import run_work_in_task
 
+_log = structlog.get_logger("tidegate.driver")
 _LIBRARIES_OF_SINKS = {"kafka": "confluent_kafka", "postgres": "psycopg"}  # by the kind of the sink
 
 
@@ -102,6 +106,7 @@ class SparkMover:
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._kept: TaskScans | None = None  # what tasks keep of the newest survey
+        self._merger = ThreadPoolExecutor(1, "merge")
 
     @property
     def session(self) -> SparkSession:
@@ -140,7 +145,7 @@ class SparkMover:
         try:
             require_frontier(self._spec.name, scans, order)
             with self._report_errors():
-                return _write_outputs(epoch, scans, merging)
+                return _write_outputs(epoch, scans, merging, self._merger)
         finally:
             delete_tables(self._store, merging.list_stored())
             self._discard_rows()
@@ -173,9 +178,10 @@ class SparkMover:
         """Stop an own session and remove scratch files."""
         if isinstance(self._store, InputView):
             self._store.let_tasks_inspect(None)
+        self._merger.shutdown()
         shutil.rmtree(self._workdir, ignore_errors=True)
         if self._own and self._sessions.is_started:
-            self._sessions.full.stop()
+            stop_session(self._sessions.full)
 
     def _start_workers(self) -> None:
         """Start the workers, and require that they can run tidegate.
@@ -247,16 +253,30 @@ def list_libraries(spec: PipelineSpec) -> list[str]:
     return libraries
 
 
-def _write_outputs(epoch: EpochContext, scans: TaskScans, merging: StateMerging) -> MoveResult:
+def _write_outputs(
+    epoch: EpochContext, scans: TaskScans, merging: StateMerging, merger: ThreadPoolExecutor
+) -> MoveResult:
     """Merge and write what tasks have made of the rows."""
     scans = read_late_rows(epoch.sessions, scans, merging.find_gone_parts())
     for answer in scans.answers:
         note_footers(epoch.store, answer.footers)
     late = scans.sum_late_rows(epoch.spec)
     merging.merge_edges()
-    windows = {name: merging.merge_window(name) for name in epoch.spec.windows}
     dead = scans.sum_dead_rows()
-    has_events = epoch.spec.outputs.events
-    released = release_in_tasks(epoch, scans) if has_events else count_released_rows(scans)
+    if epoch.spec.outputs.events:
+        # The driver merges while Spark's tasks write the events.
+        merged = merger.submit(merging.merge_windows)
+        try:
+            released = release_in_tasks(epoch, scans)
+        except Exception:
+            # One cause is enough, but this one may be a defect and that one an outage.
+            if (other := merged.exception()) is not None:
+                _log.warning("windows_not_merged", cause=get_first_line(other))
+            raise
+        finally:
+            wait([merged])
+        windows = merged.result()
+    else:
+        released, windows = count_released_rows(scans), merging.merge_windows()
     outputs = EpochOutputs(scans, released, late, dead, merging.edges, windows)
     return outputs.to_result(epoch)

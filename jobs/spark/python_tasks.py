@@ -32,7 +32,7 @@ from tidegate.checkpoints.executor_keys import (
 from tidegate.errors import TidegateError
 from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
-from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
     FileAnswer,
@@ -60,6 +60,10 @@ _ALLOCATOR_VARIABLES = {
     "MIMALLOC_PURGE_DELAY": "-1",
 }
 """Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
+_MOST_IN_MEMORY = 64 << 20
+"""Bytes of an epoch's objects up to which their rows are kept in memory, in some four times as many
+bytes.
+"""
 _environment_lock = Lock()
 """Held while the environment of a context's workers is replaced."""
 
@@ -112,7 +116,7 @@ def run_read_job(
     )
     keeps = order.spec.outputs.events and not order.gone
     if keeps:
-        pieces.persist(StorageLevel.MEMORY_AND_DISK)
+        pieces.persist(choose_storage_level(units))
     try:
         # Counted in the JVM: what is kept does not pass through another worker.
         pieces._jrdd.count()
@@ -120,6 +124,16 @@ def run_read_job(
         answers_of_tasks = inbox.value.take(job)
     kept = KeptRows(pieces, len(units)) if keeps else None
     return sort_unit_answers(order, units, answers_of_tasks), kept
+
+
+def choose_storage_level(units: list[ReadUnit]) -> StorageLevel:
+    """Return where Spark keeps the rows of units: those of a large epoch on disk only.
+
+    Spark would fill the heap of each executor with them first, and of the driver's JVM if it has no
+    others.
+    """
+    is_small = sum(map(measure_unit, units)) <= _MOST_IN_MEMORY
+    return StorageLevel.MEMORY_AND_DISK if is_small else StorageLevel.DISK_ONLY
 
 
 def sort_unit_answers(
@@ -303,7 +317,7 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
 
 def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
     """Return what the log says of a task that has written these files."""
-    files = [answer.file for answer in answers if answer.file is not None]
+    files = [file for answer in answers for file in answer.files]
     reports = [answer.report for answer in answers if answer.report is not None]
     return {
         "task": task,

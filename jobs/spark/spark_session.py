@@ -10,8 +10,9 @@ import sys
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Final, cast
 
 import pyspark
@@ -114,6 +115,27 @@ def runs_on_one_host(spark: SparkSpec) -> bool:
 def is_submitted() -> bool:
     """Whether spark-submit has started this process, as a child of its JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session without a wait for PySpark's server of accumulators.
+
+    It looks once in a second whether it shall end. No job runs any more whose answers it takes.
+    """
+    context: Any = getattr(session, "sparkContext", None)  # Spark Connect has none
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        context._accumulatorServer = None
+
+        def end_server() -> None:
+            """End it, and do not mind that its socket has gone."""
+            with suppress(FileNotFoundError):
+                server.shutdown()
+
+        Thread(target=end_server, daemon=True).start()
+    session.stop()
+    if server is not None and isinstance(server.server_address, str):  # a socket of this host
+        Path(server.server_address).unlink(missing_ok=True)
 
 
 class SparkSessions:

@@ -119,6 +119,10 @@ class StateMerging:
         for name, part in more:
             self.parts[name] = (*self.parts.get(name, ()), part)
 
+    def merge_windows(self) -> dict[str, MergedState]:
+        """Merge all windows, as `merge_window` does."""
+        return {name: self.merge_window(name) for name in self.epoch.spec.windows}
+
     def merge_window(self, name: str) -> MergedState:
         """Merge the state of a window, and write its results."""
         buckets = self._count_buckets(name, f"window:{name}")

@@ -43,6 +43,7 @@ from tidegate.jobs.rows.attempt_files import open_task_store
 from tidegate.jobs.rows.stored_partials import (
     StoredTable,
     decode_table,
+    delete_left_tables,
     delete_tables,
     send_table,
 )
@@ -108,6 +109,7 @@ _OTHER_ROWS: Final = (
     "not deterministic: the rows that it is given came out differently in another task,"
     " so a predicate or a reducer before it depends on more than its rows"
 )
+_FOLDS: Final = "fold-"  # begins the names of what groups have sent
 _STATES = ":states"  # beside destinations, whose names have no colon
 
 
@@ -274,6 +276,10 @@ class TaskDispatcher:
                 name, rows = answer.large
                 folded = self._fold_in_groups(order, name, rows)
                 order = replace(order, grouped={**order.grouped, name: folded})
+        except Exception:
+            # What the tasks of a failed job have stored is in no answer.
+            delete_left_tables(self.store, work.folders, _FOLDS)
+            raise
         finally:
             for one in order.grouped.values():
                 self._delete_stored(one.tables)
@@ -502,7 +508,8 @@ def _send_batch(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) 
     store, folders = open_task_store(order.store), order.work.folders
     tables = {**batch.sent, _STATES: build_states_table(batch.states)}
     return {
-        to: send_table(store, folders, f"fold-{name}", group, table) for to, table in tables.items()
+        to: send_table(store, folders, f"{_FOLDS}{name}", group, table)
+        for to, table in tables.items()
     }
 
 

@@ -162,7 +162,7 @@ def _sum_answers(
     epoch: EpochContext, untouched: tuple[FileRef, ...], answers: list[FileAnswer]
 ) -> ReleasedRows:
     """What all files together are; `untouched` are the segments that stay as they are."""
-    files = [answer.file for answer in answers if answer.file is not None]
+    files = [file for answer in answers for file in answer.files]
     events = tuple(ref for ref in files if ref.kind == _TABLE)
     waiting = tuple(ref for ref in files if ref.kind != _TABLE)
     counts, counted = SourceCounts(), {ref.key: (0, ref.rows) for ref in waiting}

@@ -39,7 +39,7 @@ def generate(folder: Path, rows: int, files: int, seed: int = 1, keys: int = KEY
             path = folder / f"s{source}" / f"part-{number:05d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(
-                _rows(dice, source, number * per_file, per_file, keys),
+                make_rows(dice, source, number * per_file, per_file, keys),
                 path,
                 row_group_size=ROW_GROUP,
             )
@@ -48,7 +48,10 @@ def generate(folder: Path, rows: int, files: int, seed: int = 1, keys: int = KEY
         (folder / f"s{source}" / "_DONE").touch()
 
 
-def _rows(dice: np.random.Generator, source: int, first: int, count: int, keys: int) -> pa.Table:
+def make_rows(
+    dice: np.random.Generator, source: int, first: int, count: int, keys: int
+) -> pa.Table:
+    """Return `count` rows of a source, from its row `first` on."""
     place = np.arange(first, first + count, dtype=np.int64)
     draw = dice.random(count)
     behind = np.where(

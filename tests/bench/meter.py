@@ -41,18 +41,27 @@ def _list_family(pid: int) -> Iterator[int]:
             yield from _list_family(child)
 
 
-def peak_megabytes() -> int:
-    """Sum of the greatest sizes that this process and its living descendants have had, in MB.
+def list_peaks() -> dict[str, list[int]]:
+    """The greatest sizes that this process and its living descendants have had, in MB.
 
-    An upper bound of what they had at one time.
+    By what they are: driver, jvm or worker, which is any other process.
     """
-    total = 0
-    for pid in _list_family(psutil.Process().pid):
+    own = psutil.Process().pid
+    found: dict[str, list[int]] = {}
+    for pid in _list_family(own):
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+            name = Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip()
             # A process that has ended but is not waited for yet has no such line.
-            total += int((status.partition("VmHWM:")[2].split() or ["0"])[0])
-    return total // 1024
+            size = int((status.partition("VmHWM:")[2].split() or ["0"])[0])
+            kind = "driver" if pid == own else "jvm" if name == "java" else "worker"
+            found.setdefault(kind, []).append(size // 1024)
+    return found
+
+
+def peak_megabytes() -> int:
+    """Sum of `list_peaks`: an upper bound of what the processes had at one time."""
+    return sum(map(sum, list_peaks().values()))
 
 
 def since_start() -> float:

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,8 +96,17 @@ def measure(spec: PipelineSpec, source: Path, out: Path) -> dict[str, Any]:
     return run(spec, out)
 
 
-def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, Any]:
-    """Run until the input ends or, asked to drain, until `rows` rows are sealed; what it took."""
+def run(
+    spec: PipelineSpec,
+    out: Path,
+    *,
+    rows: int | None = None,
+    on_epoch: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run until the input ends or, asked to drain, until `rows` rows are sealed; what it took.
+
+    `on_epoch` is called after each epoch with rows.
+    """
     from tidegate.jobs.spark.python_tasks import start_workers
     from tidegate.jobs.spark.spark_session import open_session
 
@@ -115,6 +125,7 @@ def run(spec: PipelineSpec, out: Path, *, rows: int | None = None) -> dict[str, 
                 own.get("expired:per_key", 0)
                 for own in report.manifest.counters.per_source.values()
             )
+            on_epoch()
             if found["rows"] == rows:
                 os.kill(os.getpid(), signal.SIGTERM)
 

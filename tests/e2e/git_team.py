@@ -24,7 +24,9 @@ streams:
 reducers:
   sum: {from: events, to: totals, function: "rules.steps:add", initial: 0, inherit: true}
 release: {mode: pass_through}
-supervision: {deploy: auto}
+checkpoint: {idle_interval: 100ms}
+spark: {driver_memory: 1g, jvm: quick}
+supervision: {deploy: auto, retries: 20, retry_delay: 1s, sweep: "0 0 1 1 *"}
 """
 ADD = "def add(state, event, index):\n    return state + STEP, [{'total': state + STEP}]\n"
 

@@ -1,7 +1,7 @@
 """Drivers whose spec and code come from a git repository, by Airflow's own git bundle.
 
-Real git and Airflow's provider; its processes take no part. CI keeps the same promises without a
-bundle in `tests/driver/test_deploys.py` and `tests/operators/test_deploy_task.py`.
+Real git and Airflow's provider; its processes take part in `test_git_deploys.py`. CI keeps the same
+promises without a bundle in `tests/driver/test_deploys.py` and `tests/operators/test_deploy_task.py`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, Member, ReleaseMark
-from tidegate.jobs.rows import cut_division, kept_rows
+from tidegate.jobs.rows import cut_division, event_files, kept_rows
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.event_files import (
     EventMember,
@@ -62,7 +63,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[int
 def read_files(store: LocalStore, answers: list[FileAnswer], kind: str) -> pa.Table:
     """The rows of all files of a kind, file by file."""
     assert [answer.error for answer in answers] == [None] * len(answers)
-    found = [a.file for a in answers if a.file is not None and a.file.kind == kind]
+    found = [file for a in answers for file in a.files if file.kind == kind]
     paths = [store.local_path(file.key) for file in found]
     return pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths)
 
@@ -84,6 +85,29 @@ def test_units_are_written_at_known_positions(kept: Any) -> None:
     assert rows["_source"].to_pylist() == ["a"] * 50 + ["b"] * 50
     assert rows["_late"].to_pylist() == [False] * 50 + [True] * 50
     assert rows["_seq"].to_pylist() == [*range(50), *range(50)]
+
+
+def test_a_large_unit_is_written_as_several_files(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task holds the rows of one file; positions go on from file to file."""
+    monkeypatch.setattr(event_files, "_FILE_BYTES", 1_000)
+    (spec, store), pieces = kept
+    order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
+    both = [piece for own in pieces.values() for piece in own]
+    order = replace(order, kept={0: 100})
+    # The second slice leaves first, as if its source stood first in the spec.
+    answer = write_unit_events(order, {0: 55, 1: 5}, 0, both)
+    assert len(answer.files) > 3
+    assert answer.counts == {"a": 50, "b": 50}
+    assert answer.flagged == 0
+    rows = read_files(store, [answer], "table:events")
+    assert rows["position"].to_pylist() == [*range(55, 105), *range(5, 55)]
+    assert rows["_seq"].to_pylist() == [*range(50), *range(50)]
+    monkeypatch.undo()
+    whole = write_unit_events(order, {0: 55, 1: 5}, 0, both)
+    assert len(whole.files) == 1
+    assert answer.newest == whole.newest
 
 
 def test_pieces_leave_out_what_follows_from_few_numbers() -> None:

@@ -8,7 +8,7 @@ the loop, the publisher, status, housekeeping, inbox, drain and release are the 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -131,6 +131,10 @@ class _Sources:
         for source in self.all:
             if isinstance(source, ObjectSource):
                 source.open_logs()
+
+    def map_side_by_side(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """One after another: actors take turns."""
+        return [call(item) for item in items]
 
     def collect_status(self) -> dict[str, Any]:
         """Nothing to add."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +77,23 @@ def test_a_jvm_compiles_lightly_unless_it_evaluates_rows(
     spark_session.open_session(spec)
     assert ("TieredStopAtLevel" in builder.settings["spark.driver.extraJavaOptions"]) is is_quick
     assert SparkSpec().jvm == "auto"
+
+
+def test_the_end_of_a_session_does_not_wait_for_the_server_of_accumulators(
+    tmp_path: Path,
+) -> None:
+    """PySpark's server looks once in a second whether it shall end, and nothing needs it then.
+
+    Its socket goes at once: the process may end before the server does.
+    """
+    may_end, stopped = Event(), Event()
+    socket = tmp_path / "accumulators"
+    socket.touch()
+    server = SimpleNamespace(shutdown=may_end.wait, server_address=str(socket))
+    context = SimpleNamespace(_accumulatorServer=server)
+    session: Any = SimpleNamespace(sparkContext=context, stop=stopped.set)
+    spark_session.stop_session(session)
+    assert stopped.is_set()
+    assert context._accumulatorServer is None
+    assert not socket.exists()
+    may_end.set()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
 
 from tests.spark.agreement import spec_of
 from tidegate.jobs.rows.stored_partials import StoredTable, encode_table
+from tidegate.jobs.spark import mover
 from tidegate.jobs.spark.state_merging import StateMerging
 
 pytestmark = pytest.mark.unit
@@ -44,3 +48,29 @@ def test_many_rows_are_merged_by_tasks() -> None:
     assert count_buckets(few, live_rows=500_000) == 2
     assert count_buckets(StoredTable("key", 5, 5)) == 1
     assert count_buckets(few, aggregates={"middle": "sql(percentile(v, 0.5))"}) == 1
+
+
+def test_a_release_that_fails_waits_for_the_merge_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next epoch must not meet a thread that still writes files of this one."""
+    begun, failed, ended = Event(), Event(), list[str]()
+
+    def merge() -> dict[str, Any]:
+        begun.set()
+        assert failed.wait(60)
+        ended.append("merge")
+        return {}
+
+    def fail(*_: Any) -> None:
+        assert begun.wait(60)
+        failed.set()
+        raise RuntimeError("no executor")
+
+    monkeypatch.setattr(mover, "read_late_rows", lambda _, scans, __: scans)
+    monkeypatch.setattr(mover, "release_in_tasks", fail)
+    scans, merging, epoch = MagicMock(answers=[]), MagicMock(merge_windows=merge), MagicMock()
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RuntimeError, match="no executor"):
+            mover._write_outputs(epoch, scans, merging, pool)
+        assert ended == ["merge"]

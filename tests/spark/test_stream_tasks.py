@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,7 +24,9 @@ from hypothesis import strategies as st
 from tests.engine.harness import SECOND, Bench, spec_of
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.errors import ConfigurationError
+from tidegate.errors import ConfigurationError, TidegateError
+from tidegate.jobs.rows.stored_partials import encode_table, store_table
+from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
@@ -393,6 +396,35 @@ def test_a_reducer_behind_another_is_folded_once_for_all_groups(
     batches: list[Rows] = [[("a", 0.0, v) for v in (1, 2, 3)], [("b", 1.0, v) for v in (4, 5)]]
     found = play(World(spec, LocalStore(tmp_path), in_tasks), batches)
     assert found == play(World(spec), batches)
+
+
+def test_a_failed_job_leaves_no_tables_of_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One group has stored what it folded before another one lost its executor."""
+    from tidegate.jobs.spark import stream_tasks
+    from tidegate.jobs.spark.errors import STREAMS_FAILED
+
+    store, stored = LocalStore(tmp_path), list[str]()
+
+    def lose_executor(_: Any, body: Any, orders: list[Any]) -> list[Any]:
+        if body is stream_tasks.move_rows_in_task:
+            report = TaskReport.measure_since(0.0)
+            return [stream_tasks._StreamAnswer(report, large=("r", 9))]
+        table = encode_table(pa.table({"k": ["a"]}))
+        stored.append(store_table(store, orders[0].order.work.folders, "fold-r", 0, table).key)
+        raise STREAMS_FAILED(pipeline="p", cause="an executor is gone")
+
+    def make(bench: Bench, history: LogHistory) -> DispatchRunner:
+        here = make_local_runner(bench.store, history)
+        sessions: Any = SimpleNamespace(full=None)  # no job of Spark is run
+        return stream_tasks.TaskDispatcher(sessions, bench.spec, bench.store, history, here, 1, 3)
+
+    monkeypatch.setattr(stream_tasks.TaskDispatcher, "_run_job", lose_executor)
+    monkeypatch.setattr(stream_tasks, "count_tasks", lambda _: 3)
+    with pytest.raises(TidegateError, match="an executor is gone"):
+        play(World(sum_spec("v"), store, make), [[("a", 0.0, 1)]])
+    assert [store.stat(key) for key in stored] == [None]
 
 
 def test_keys_that_a_fold_takes_for_one_are_in_one_group() -> None:

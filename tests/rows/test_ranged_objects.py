@@ -1,0 +1,122 @@
+"""Large objects of a real MinIO are read in ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.rows.units import rows_at
+from tests.servers.minio import RealMinio
+from tests.spark.agreement import spec_of, table_of
+from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import PreconditionFailedError
+from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.rows import object_reading
+from tidegate.jobs.rows.object_reading import make_part, open_part
+from tidegate.jobs.rows.slice_reading import RowReader, read_parts
+from tidegate.jobs.sources.object_inspection import Footer, read_footer
+from tidegate.json_types import JsonObject
+
+pytestmark = pytest.mark.minio
+KEY = "inbox/a/large.parquet"
+
+
+@pytest.fixture
+def planned(minio_environment: RealMinio, tmp_path: Path) -> tuple[S3Store, JsonObject, pa.Table]:
+    """The store, an object of ten row groups as it was planned, and its rows."""
+    store = S3Store(minio_environment.settings())
+    rows = table_of(rows_at(*range(60_000)))
+    rows = replace_column(rows, "v", pa.array(np.random.default_rng(1).random(60_000)))
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=6_000)
+    data = (tmp_path / "rows.parquet").read_bytes()
+    store.put(KEY, data)
+    footer = read_footer(len(data), lambda start, length: data[start : start + length])
+    assert isinstance(footer, Footer)
+    info = store.stat(KEY)
+    assert info is not None
+    part = {"key": KEY, "etag": info.etag, "size": info.size, "ordinal": 0, "rows": 60_000}
+    return store, {**part, "row_start": 0, "row_end": 60_000, "columns": footer.columns}, rows
+
+
+def read_rows(part: JsonObject, store: S3Store) -> Any:
+    """The times of the planned rows."""
+    source = spec_of({"a": {}}).sources["a"]
+    own = open_part(0, part, store.uri(KEY), source)
+    return read_parts(own.columns, [(0, own)], source)["t"]
+
+
+def test_only_the_ranges_of_planned_rows_are_fetched(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are those of the whole object, and a task never has all of its bytes."""
+    store, part, rows = planned
+    fetched: list[int] = []
+    get_version = S3Store.get_version
+
+    def get_counted(self: S3Store, *arguments: Any) -> bytes:
+        data = get_version(self, *arguments)
+        fetched.append(len(data))
+        return data
+
+    monkeypatch.setattr(S3Store, "get_version", get_counted)
+    some = {**part, "row_start": 8_000, "row_end": 13_000}
+    assert read_rows(some, store).equals(rows["t"].slice(8_000, 5_000))
+    assert fetched == [part["size"]]
+    fetched.clear()
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", part["size"] - 1)
+    assert read_rows(some, store).equals(rows["t"].slice(8_000, 5_000))
+    assert len(fetched) > 1
+    assert sum(fetched) < part["size"] / 2  # two of ten row groups, and the footer
+    assert read_rows(part, store).equals(rows["t"])
+
+
+def test_batches_fetch_each_range_once(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that ends within a row group leaves the rest of it to the next one."""
+    store, part, rows = planned
+    fetched: list[int] = []
+    get_version = S3Store.get_version
+
+    def get_counted(self: S3Store, *arguments: Any) -> bytes:
+        data = get_version(self, *arguments)
+        fetched.append(len(data))
+        return data
+
+    monkeypatch.setattr(S3Store, "get_version", get_counted)
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
+    source = spec_of({"a": {}}).sources["a"]
+    opened = open_part(0, part, store.uri(KEY), source)
+    found = []
+    for start in range(0, 60_000, 4_000):
+        batch = {**part, "row_start": start, "row_end": start + 4_000}
+        own = make_part(0, batch, opened.path, opened.reader)
+        found.append(read_parts(own.columns, [(0, own)], source)["t"])
+    assert pa.chunked_array([chunk for own in found for chunk in own.chunks]).equals(rows["t"])
+    assert sum(fetched) < part["size"] + 3 * (64 << 10)  # the end is read to find the footer
+
+
+def test_rows_before_a_range_are_not_held(tmp_path: Path) -> None:
+    """A slice of a batch would keep all of its values."""
+    numbers = pa.table({"n": np.random.default_rng(1).integers(0, 1 << 60, 1_000_000)})
+    pq.write_table(numbers, tmp_path / "rows.parquet")
+    before = pa.total_allocated_bytes()
+    rows = RowReader(tmp_path / "rows.parquet").read_rows(["n"], 900_000, 1_000_000)
+    assert rows.equals(numbers.slice(900_000))
+    assert pa.total_allocated_bytes() - before < 3_000_000  # of 8 MB
+
+
+def test_a_replaced_object_is_never_read_in_part(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each range is asked of the planned version."""
+    store, part, _ = planned
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
+    store.put(KEY, store.get(KEY).data + b"x")
+    with pytest.raises(PreconditionFailedError):
+        read_rows(part, store)
