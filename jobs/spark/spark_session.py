@@ -91,6 +91,8 @@ def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     if not is_submitted():
         settings |= build_memory_settings(spark.master, spark.conf)
     settings |= {**place, **_SETTINGS["session"], **spark.conf, _JVM_OPTIONS: options}
+    # Workers get all files of `spark-submit --py-files`, and look for modules in these.
+    pyspark.SparkContext.PACKAGE_EXTENSIONS = (".zip", ".egg", ".jar", ".whl")
     return builder.config(map=settings).getOrCreate()
 
 
