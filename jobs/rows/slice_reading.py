@@ -10,7 +10,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.declared_values import convert_rows, may_be_odd
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
+from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, open_parquet_file
@@ -47,6 +48,8 @@ POSITION_COLUMNS: Final = (
     ("_row", "bigint", pa.int64()),
 )
 PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
+_LARGE_READ: Final = 32 << 20
+"""Bytes of pages up to which no one asks whether there is room for them."""
 _TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
     *("min_event_time", "barriers"),
@@ -210,9 +213,31 @@ def _read_columns(part: CutPart, names: list[str], group: int | None = None) -> 
         if isinstance(part.path, pa.Table):
             return part.path.select(names)
         file = open_parquet_file(part.path)
+        groups = range(file.metadata.num_row_groups) if group is None else [group]
+        _require_room_for_groups(file.metadata, groups, names)
         return file.read(columns=names) if group is None else file.read_row_group(group, names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
+
+
+def _require_room_for_groups(footer: Any, groups: Iterable[int], names: list[str]) -> None:
+    """Refuse row groups whose columns a worker cannot hold, before it tries.
+
+    Raises:
+        OutOfRoomError: their pages need more memory than is left.
+    """
+    found = list(map(footer.row_group, groups))
+    if sum(one.total_byte_size for one in found) < _LARGE_READ:
+        return
+    columns = (one.column(place) for one in found for place in range(one.num_columns))
+    wanted = set(names)
+    require_room(
+        sum(
+            column.total_uncompressed_size
+            for column in columns
+            if column.path_in_schema.partition(".")[0] in wanted
+        )
+    )
 
 
 def _read_some_rows(part: CutPart, names: list[str]) -> pa.Table:
@@ -227,6 +252,7 @@ def _read_some_rows(part: CutPart, names: list[str]) -> pa.Table:
                 first = first if groups else start
                 groups.append(number)
             start = end
+        _require_room_for_groups(file.metadata, groups, names)
         rows = file.read_row_groups(groups, columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
