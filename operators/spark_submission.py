@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import FailureClass, TidegateError
-from tidegate.jobs.spec.executor_memory import build_memory_settings
+from tidegate.jobs.spec.executor_memory import build_container_settings
 from tidegate.jobs.spec.job_spec import JobSpec
 from tidegate.jobs.spec.loader import load_any_spec, render_spec
 from tidegate.jobs.spec.operations import (
@@ -104,7 +104,7 @@ def submit_driver(stem: Path, options: SubmitSpec, spec: Path, driver_arguments:
     settings = _build_spark_settings(driven)
     conf = {**settings.conf, **options.conf}
     if isinstance(driven, PipelineSpec):  # how much a job's own functions need is not known
-        conf = {**build_memory_settings(_find_master(connection), conf), **conf}
+        conf = {**build_container_settings(_find_master(connection), conf), **conf}
     more: dict[str, Any] = {"application_args": [str(spec), *driver_arguments]}
     if cluster is None:
         # The driver runs here, in the JVM that spark-submit starts, on this Python.

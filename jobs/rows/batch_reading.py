@@ -162,7 +162,7 @@ def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Ite
         yield UnitReading(total, reading.report, reading.kept)
         if _is_stopped(total):
             break
-    run_task(total, partial(_merge_answer, order, partials))
+    run_task(order, unit, total, partial(_merge_answer, order, partials))
     yield UnitReading(total, TaskReport.measure_since(begun), None)
 
 

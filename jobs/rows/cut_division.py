@@ -52,6 +52,13 @@ class ReadUnit:
             for part in piece.parts
         )
 
+    def describe(self) -> str:
+        """Name what is read, for people: at most three objects or ranges of topics."""
+        parts = [part for piece in self.cut.slices for part in piece.parts]
+        named = ", ".join(map(_describe_part, parts[:3]))
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        return f"{self.cut.slices[0].member}: {named}{more}"
+
 
 def divide_cut(cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
     """Return the units of a cut, in its order; slices without rows are in none.
@@ -102,6 +109,12 @@ def _measure_part(part: JsonView) -> float:
     if "kafka" in part:
         return float(rows * _MESSAGE_BYTES + _REQUEST_BYTES)
     return float(part["size"] * rows / max(part["rows"], 1) + _REQUEST_BYTES)
+
+
+def _describe_part(part: JsonView) -> str:
+    if (kafka := part.get("kafka")) is not None:
+        return "{topic}/{partition} offsets {from} to {to}".format_map(kafka)
+    return f"{part['key']} rows {part['row_start']} to {part['row_end']}"
 
 
 def _make_unit(

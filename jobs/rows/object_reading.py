@@ -17,6 +17,7 @@ from tidegate.checkpoints.local_store import find_file
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import StoredObject
 from tidegate.errors import TidegateError
+from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
 from tidegate.jobs.sources.object_inspection import (
     Footer,
@@ -148,6 +149,7 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         store, key = _locate_object(uri)
         if part["size"] > RANGED_BYTES and not is_encoded:
             return make_part(index, part, RangedObject(store, key, part["etag"], part["size"]))
+        require_room(part["size"])
         path = io.BytesIO(store.get_version(key, part["etag"]))
     elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())

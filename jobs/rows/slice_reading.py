@@ -10,7 +10,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rules.declared_values import convert_rows, may_be_odd
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
+from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, open_parquet_file
@@ -49,6 +50,8 @@ POSITION_COLUMNS: Final = (
 )
 _BATCH_ROWS: Final = 128 << 10
 PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
+_LARGE_READ: Final = 32 << 20
+"""Bytes of pages up to which no one asks whether there is room for them."""
 _TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
     *("min_event_time", "barriers"),
@@ -103,6 +106,7 @@ def _iterate_batches(
         first += rows
         if skipped >= rows:
             continue
+        _require_room_for_groups(file.metadata, [number], names, at_once=False)
         for batch in file.iter_batches(_BATCH_ROWS, [number], names):
             if skipped < batch.num_rows:
                 yield batch.slice(skipped)
@@ -268,9 +272,35 @@ def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
     try:
         if isinstance(part.path, pa.Table):
             return part.path.select(names)
-        return open_parquet_file(part.path).read(columns=names)
+        file = open_parquet_file(part.path)
+        _require_room_for_groups(file.metadata, range(file.metadata.num_row_groups), names)
+        return file.read(columns=names)
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
+
+
+def _require_room_for_groups(
+    footer: Any, groups: Iterable[int], names: list[str], *, at_once: bool = True
+) -> None:
+    """Refuse row groups whose columns a worker cannot hold, before it tries.
+
+    If they are not decoded at once, their pages are held as they are stored.
+
+    Raises:
+        OutOfRoomError: their pages need more memory than is left.
+    """
+    found = list(map(footer.row_group, groups))
+    if sum(one.total_byte_size for one in found) < _LARGE_READ:
+        return
+    columns = (one.column(place) for one in found for place in range(one.num_columns))
+    wanted = set(names)
+    require_room(
+        sum(
+            column.total_uncompressed_size if at_once else column.total_compressed_size
+            for column in columns
+            if column.path_in_schema.partition(".")[0] in wanted
+        )
+    )
 
 
 def _read_some_rows(

@@ -33,7 +33,13 @@ from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, DuckFrame, Frame, combine_frames
+from tidegate.jobs.rules.duck_frame import (
+    ENGINE_ERRORS,
+    MEMORY_ERRORS,
+    DuckFrame,
+    Frame,
+    combine_frames,
+)
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -50,6 +56,7 @@ from .dead_rows import (
     show_dead_letters,
 )
 from .edge_folds import OPEN_EDGES, assign_unit_rows, fold_edges
+from .errors import WORKER_MEMORY_FULL
 from .judged_rows import JudgedRows, apply_verdicts, select_data_rows
 from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
@@ -223,7 +230,7 @@ def read_unit(
         scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state)
         return _fill_answer(answer, order, unit, parts, scan)
 
-    return run_task(UnitAnswer(unit.number), read)
+    return run_task(order, unit, UnitAnswer(unit.number), read)
 
 
 def decode_parts(
@@ -255,7 +262,7 @@ def decode_parts(
         slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
         return replace_column(rows, "_m", pa.array(slices))
 
-    return run_task(UnitAnswer(unit.number), read)
+    return run_task(order, unit, UnitAnswer(unit.number), read)
 
 
 def find_source(chosen: SimilarParts) -> str:
@@ -299,7 +306,7 @@ def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitRe
         """Judge and fold the rows."""
         return _fill_answer(answer, order, unit, list_parts(unit), scan)
 
-    return run_task(UnitAnswer(unit.number), fold)
+    return run_task(order, unit, UnitAnswer(unit.number), fold)
 
 
 def list_parts(unit: ReadUnit) -> list[CutPart]:
@@ -321,7 +328,12 @@ def select_parts(unit: ReadUnit, places: tuple[int, ...]) -> SimilarParts:
     return SimilarParts(replace(unit, cut=Cut(tuple(slices))), places)
 
 
-def run_task(answer: UnitAnswer, body: Callable[[UnitAnswer], pa.Table | None]) -> UnitReading:
+def run_task(
+    order: ReadOrder,
+    unit: ReadUnit,
+    answer: UnitAnswer,
+    body: Callable[[UnitAnswer], pa.Table | None],
+) -> UnitReading:
     """Let `body` fill the answer; what stops it is part of the answer."""
     begun, kept = time.process_time(), None
     try:
@@ -330,6 +342,10 @@ def run_task(answer: UnitAnswer, body: Callable[[UnitAnswer], pa.Table | None]) 
         answer.corrupt = error.keys
     except TidegateError as error:
         answer.error = error
+    except MEMORY_ERRORS as error:
+        answer.error = WORKER_MEMORY_FULL(
+            pipeline=order.spec.name, unit=unit.describe(), cause=get_first_line(error)
+        )
     except UnknownSchemasError as error:
         answer.unknown = {error.source: error.schemas}
         answer.odd = {error.source}

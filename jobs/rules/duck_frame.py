@@ -22,12 +22,15 @@ import numpy as np
 from tidegate.json_types import read_data_file
 
 from .sketch_states import register_sketches
+from .worker_memory import get_worker_memory, require_room
 
 Frame = Any
 """A DataFrame of Spark or a `DuckFrame`."""
 
 ENGINE_ERRORS: Final = (duckdb.Error,)
 """What DuckDB raises for rows or expressions that it cannot compute."""
+MEMORY_ERRORS: Final = (MemoryError, duckdb.OutOfMemoryException)
+"""What a worker without memory raises: its own look (`OutOfRoomError`), Arrow, Python or DuckDB."""
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`]|``)*`")
 _HELD = re.compile("\0(\\d+)\0")
@@ -89,6 +92,10 @@ def _start_engine(purpose: _Purpose) -> duckdb.DuckDBPyConnection:
     if purpose is not _Purpose.QUERIES:
         # One thread: sums of doubles depend on their order, and a replay must find the same.
         # Outputs run beside each other.
+        if (memory := get_worker_memory()) is not None:
+            # Sums of doubles that spill have other last digits.
+            room = memory.count_room()
+            engine.execute(f"SET memory_limit = '{room}B'; SET temp_directory = ''")
         engine.execute("SET threads = 1; SET enable_external_access = false")
     if purpose is _Purpose.EXPRESSIONS:
         return engine  # macros would give it functions that DuckDB does not have
@@ -292,6 +299,7 @@ class DuckFrame:
         return type(self)(f"SELECT {columns} FROM ({self._query}) {rest}", self._tables)
 
     def _run(self, query: str) -> Any:
+        require_room()
         with open_database(for_frames=True) as session:
             for name, table in self._tables.items():
                 session.register(name, table)

@@ -55,15 +55,9 @@ from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.source_spec import SourceSpec
 
 from .errors import SPARK_FAILED
-from .frame_tasks import ANSWER, KEPT, ROWS, KeptFrame, collect_answers, make_row
+from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
 from .kafka_payloads import MESSAGE_DDL, decode_messages
-from .python_tasks import (
-    KeptRows,
-    choose_storage_level,
-    describe_task,
-    prepare_context,
-    prepare_worker,
-)
+from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
@@ -165,8 +159,7 @@ def _plan_pieces(session: SparkSession, order: ReadOrder, units: list[ReadUnit])
     # A job that runs again must not find the rows of the first one.
     packed = [_pickle.dumps(unit) for unit in units]
     fold = partial(_fold_units, uuid4().hex, _pickle.dumps(order), packed, places)
-    folded: DataFrame = rows.mapInArrow(fold, ROWS)
-    return folded
+    return map_in_workers(rows, fold)
 
 
 def _select_evaluated_rows(
@@ -187,7 +180,7 @@ def _select_evaluated_rows(
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     packed = [_pickle.dumps(one) for one in chosen]
     decode = partial(_decode_parts, _pickle.dumps(order), (columns, nested), packed)
-    raw = session.range(0, len(chosen), 1, len(chosen)).mapInArrow(decode, schema)
+    raw = map_in_workers(session.range(0, len(chosen), 1, len(chosen)), decode, schema)
     if name in order.undecoded:
         raw = _decode_messages(raw, source)
     rows: DataFrame = cast_to_declared(raw, source, physical)
@@ -285,7 +278,6 @@ def _decode_parts(
     chosen: list[bytes],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    prepare_worker()
     order: ReadOrder = _pickle.loads(packed)
     columns, nested = form
     for number in [one for batch in batches for one in batch["id"].to_pylist()]:
@@ -315,7 +307,6 @@ def _fold_units(
     places: dict[int, int],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    prepare_worker()
     order: ReadOrder = _pickle.loads(packed)
     rows = _ReadRows(batches)
     index = rows.find_slice()

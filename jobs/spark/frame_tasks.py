@@ -37,6 +37,7 @@ from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
+from .lost_workers import note_failed_unit
 from .python_tasks import (
     KeptRows,
     StoreSample,
@@ -46,8 +47,8 @@ from .python_tasks import (
     sort_file_answers,
     sort_unit_answers,
 )
-from .spark_session import SPARK_ERRORS, SparkSessions, carry_error
-from .worker_versions import describe_versions, find_other_version
+from .spark_session import SPARK_ERRORS, SparkSessions
+from .worker_versions import describe_versions
 
 ROWS: Final = (
     StructType()
@@ -96,13 +97,15 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    rows = _start_tasks(sessions.full, len(units)).mapInArrow(body, ROWS)
+    rows = map_in_workers(_start_tasks(sessions.full, len(units)), body)
     keeps = order.spec.outputs.events and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(choose_storage_level(units))
     try:
-        return sort_unit_answers(order, units, collect_answers(rows)), kept
+        with note_failed_unit(units):
+            answers = collect_answers(rows)
+        return sort_unit_answers(order, units, answers), kept
     except BaseException:
         if kept is not None:  # the server would hold them until it ends
             kept.discard()
@@ -112,7 +115,7 @@ def run_read_job(
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
     """Write the kept rows of each unit, whose slices begin at these positions."""
     body = partial(_write_unit_rows, _pickle.dumps((order, firsts)))
-    files = _select_pieces(kept).mapInArrow(body, ROWS)
+    files = map_in_workers(_select_pieces(kept), body)
     return sort_file_answers(order, collect_answers(files), kept.units)
 
 
@@ -123,12 +126,12 @@ def run_release_job(
     rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
     if order.shares:
-        files = rows.coalesce(1).mapInArrow(partial(_write_all, packed), ROWS)
+        files = map_in_workers(rows.coalesce(1), partial(_write_all, packed))
         return sort_file_answers(order, collect_answers(files), 1)
     targets = order.firsts[-1]
-    shipped = rows.mapInArrow(partial(_cut_rows, packed), ROWS)
+    shipped = map_in_workers(rows, partial(_cut_rows, packed))
     ranges = shipped.repartitionById(targets, "unit")
-    files = ranges.mapInArrow(partial(_write_ranges, packed), ROWS)
+    files = map_in_workers(ranges, partial(_write_ranges, packed))
     return sort_file_answers(order, collect_answers(files), targets)
 
 
@@ -141,7 +144,7 @@ def run_small_job(
         PySparkException: a task failed, or the server is gone.
     """
     run = partial(_run_body, body, _encode_units(items))
-    return collect_answers(_start_tasks(sessions.full, len(items)).mapInArrow(run, ROWS))
+    return collect_answers(map_in_workers(_start_tasks(sessions.full, len(items)), run))
 
 
 def start_workers(
@@ -158,9 +161,18 @@ def start_workers(
             of `sample`, or lack a variable of the topics of `spec`.
     """
     assert not variables  # noqa: S101 - as in `run_read_job`
-    body = partial(_import_kernel, describe_versions(), tuple(libraries), sample, spec)
+    body = partial(_import_kernel, tuple(libraries), sample, spec)
     # Without a number of partitions there are as many as the server runs tasks at a time.
-    session.range(_MANY).mapInArrow(body, ROWS).collect()
+    map_in_workers(session.range(_MANY), body).collect()
+
+
+def map_in_workers(
+    rows: DataFrame, body: Callable[[_Batches], _Batches], schema: StructType | str = ROWS
+) -> DataFrame:
+    """Return what tasks make of rows; each worker has to have the driver's packages."""
+    checked = partial(_run_with_driver_packages, describe_versions(), body)
+    found: DataFrame = rows.mapInArrow(checked, schema)
+    return found
 
 
 def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
@@ -190,8 +202,14 @@ def _encode_units(units: Sequence[Any]) -> list[bytes]:
 # The bodies of tasks
 
 
+def _run_with_driver_packages(
+    versions: str, body: Callable[[_Batches], _Batches], batches: _Batches
+) -> _Batches:
+    prepare_worker(versions)
+    yield from body(batches)
+
+
 def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches) -> _Batches:
-    prepare_worker()
     order: ReadOrder = _pickle.loads(packed)
     for place in _list_units(batches):
         unit: ReadUnit = _pickle.loads(units[place])
@@ -204,7 +222,6 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
 
 
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
-    prepare_worker()
     order, firsts = _pickle.loads(packed)
     units, pieces = _read_pieces(batches)
     for unit in units:
@@ -213,7 +230,6 @@ def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
 
 
 def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
-    prepare_worker()
     units, pieces = _read_pieces(batches)
     for unit in units:
         own = [piece for piece in pieces if piece.unit == unit]
@@ -226,12 +242,10 @@ def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
 
 
 def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
-    prepare_worker()
     yield from _make_answers(write_targets(_pickle.loads(packed), _read_shipped(batches)))
 
 
 def _write_all(packed: bytes, batches: _Batches) -> _Batches:
-    prepare_worker()
     order: RangesOrder = _pickle.loads(packed)
     _, pieces = _read_pieces(batches)
     yield from _make_answers(write_share(order, 0, pieces))
@@ -245,7 +259,6 @@ def _run_body(
 
 
 def _import_kernel(
-    versions: str,
     libraries: Sequence[str],
     sample: StoreSample | None,
     spec: PipelineSpec | None,
@@ -253,8 +266,6 @@ def _import_kernel(
 ) -> _Batches:
     for _ in batches:  # a worker whose input is not read is lost
         pass
-    if (other := find_other_version(versions)) is not None:
-        raise carry_error(other)
     import_libraries(libraries)
     if sample is not None:
         _require_sample(sample)

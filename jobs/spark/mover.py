@@ -41,6 +41,7 @@ from .epoch_context import EpochContext
 from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
+from .lost_workers import LostWorkers
 from .python_tasks import StoreSample, build_topic_variables, have_executors_keys
 from .shared_store import require_shared_store
 from .spark_session import (
@@ -105,6 +106,7 @@ class SparkMover:
             require_shared_store(self._sessions, spec, LocalStore(Path(path)))
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
+        self._lost = LostWorkers(spec.name)
         self._kept: TaskScans | None = None  # what tasks keep of the newest survey
         self._merger = ThreadPoolExecutor(1, "merge")
 
@@ -145,7 +147,9 @@ class SparkMover:
         try:
             require_frontier(self._spec.name, scans, order)
             with self._report_errors():
-                return _write_outputs(epoch, scans, merging, self._merger)
+                result = _write_outputs(epoch, scans, merging, self._merger)
+            self._lost.forget()
+            return result
         finally:
             delete_tables(self._store, merging.list_stored())
             self._discard_rows()
@@ -166,10 +170,11 @@ class SparkMover:
         """Do work on rows of sealed epochs in a task; any thread may call it.
 
         Raises what the work has raised, a PoisonError if the task failed, and a TransientError if
-        executors were lost.
+        executors were lost (a PoisonError again and again).
         """
         with self._report_errors():
             answer = run_work_in_task(self._sessions, self._store.url, work)
+        self._lost.forget()
         if answer.error is not None:
             raise answer.error
         return answer.value
@@ -225,7 +230,7 @@ class SparkMover:
             raise (
                 find_carried_error(error)
                 or detect_large_results(name, error)
-                or detect_lost_executors(name, error, pipeline=name)
+                or self._lost.judge(name, error)
                 or SPARK_FAILED(pipeline=name, cause=extract_cause(error))
             ) from error
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -47,9 +47,12 @@ from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, 
 from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.topic_reading import build_settings_variables, require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
+from tidegate.jobs.rules.worker_memory import set_container_memory
+from tidegate.jobs.spec.executor_memory import count_container_bytes
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import SPARK_FAILED
+from .lost_workers import note_failed_unit
 from .spark_session import SparkSessions, carry_error
 from .worker_versions import VERSIONS_VARIABLE, describe_versions, find_other_version
 
@@ -57,10 +60,12 @@ _log = structlog.get_logger("tidegate.driver")
 _ALLOCATOR_VARIABLES = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MIMALLOC_PURGE_DELAY": "-1",
+    "MIMALLOC_PURGE_DELAY": "60000",
 }
-"""Workers keep memory between tasks: to get it anew costs as much as to sort the rows."""
-_MOST_IN_MEMORY = 64 << 20
+"""Workers keep memory between tasks, up to a minute: to get it again costs as much as to sort."""
+CONTAINER_VARIABLE: Final = "TIDEGATE_CONTAINER_MEMORY"
+"""Bytes of an executor's container on YARN, in the environment of workers."""
+_MOST_IN_MEMORY: Final = 64 << 20
 """Bytes of an epoch's objects up to which their rows are kept in memory, in some four times as many
 bytes.
 """
@@ -118,8 +123,9 @@ def run_read_job(
     if keeps:
         pieces.persist(choose_storage_level(units))
     try:
-        # Counted in the JVM: what is kept does not pass through another worker.
-        pieces._jrdd.count()
+        with note_failed_unit(units):
+            # Counted in the JVM: what is kept does not pass through another worker.
+            pieces._jrdd.count()
     finally:
         answers_of_tasks = inbox.value.take(job)
     kept = KeptRows(pieces, len(units)) if keeps else None
@@ -262,11 +268,21 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
     context = session.sparkContext
     own = select_driver_variables(os.environ, with_keys=not have_executors_keys(session))
     given = {k: os.environ.get(k, v) for k, v in _ALLOCATOR_VARIABLES.items()}
-    variables = {**given, **own, VERSIONS_VARIABLE: describe_versions(), **(variables or {})}
+    known = {VERSIONS_VARIABLE: describe_versions(), **_describe_container(context)}
+    variables = {**given, **own, **known, **(variables or {})}
     with _environment_lock:
         # Replaced, not changed: PySpark may be reading it for a job of another thread.
         context.environment = {**context.environment, **variables}
     return context
+
+
+@lru_cache(maxsize=1)
+def _describe_container(context: Any) -> dict[str, str]:
+    """The memory of YARN's containers, for workers."""
+    if getattr(context, "master", "") != "yarn":
+        return {}
+    found = count_container_bytes(dict(context.getConf().getAll()))
+    return {} if found is None else {CONTAINER_VARIABLE: str(found)}
 
 
 def build_topic_variables(session: SparkSession, spec: PipelineSpec) -> dict[str, str]:
@@ -453,20 +469,29 @@ def _keep_caches(self: zipimport.zipimporter) -> None:
     """Forget nothing."""
 
 
-def prepare_worker() -> None:
+def prepare_worker(versions: str | None = None) -> None:
     """Require the driver's packages in a worker, and make cheap what it repeats for each task.
 
-    Once in each worker. The process of a `LocalSession` runs tasks itself, and stays as it is.
+    The latter once in each worker. The process of a `LocalSession` runs tasks itself, and stays as
+    it is.
+
+    Args:
+        versions: of the driver (`describe_versions`), by default those in the environment.
 
     Raises:
         RuntimeError: a package is not the driver's (`carry_error`). The worker may have joined
-            later than `start_workers`; through Spark Connect only that asks.
+            later than `start_workers`.
     """
-    if hasattr(sys, "_tidegate_settled") or TaskContext.get() is None:
+    if TaskContext.get() is None:
         return
-    if (other := find_other_version(os.environ.get(VERSIONS_VARIABLE))) is not None:
+    wanted = versions or os.environ.get(VERSIONS_VARIABLE)
+    if wanted != describe_versions() and (other := find_other_version(wanted)) is not None:
         raise carry_error(other)
+    if hasattr(sys, "_tidegate_settled"):
+        return
     sys._tidegate_settled = True  # type: ignore[attr-defined]
+    container = os.environ.get(CONTAINER_VARIABLE, "")
+    set_container_memory(int(container) if container.isdecimal() else None)
     # PySpark forgets all imports before each task. Then the directories of its archives are read
     # again, which takes longer than a small task.
     zipimport.zipimporter.invalidate_caches = _keep_caches  # type: ignore[method-assign]

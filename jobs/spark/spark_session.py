@@ -27,7 +27,7 @@ from tidegate.jobs.rules.native_support import (
     explain_spark_aggregates,
     explain_unproven_expressions,
 )
-from tidegate.jobs.spec.executor_memory import build_memory_settings
+from tidegate.jobs.spec.executor_memory import build_container_settings
 from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import read_data_file
@@ -89,7 +89,7 @@ def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
     options = " ".join(filter(None, given))
     settings: dict[str, Any] = {"spark.driver.memory": spark.driver_memory, **_SETTINGS["classic"]}
     if not is_submitted():
-        settings |= build_memory_settings(spark.master, spark.conf)
+        settings |= build_container_settings(spark.master, spark.conf)
     settings |= {**place, **_SETTINGS["session"], **spark.conf, _JVM_OPTIONS: options}
     # Workers get all files of `spark-submit --py-files`, and look for modules in these.
     pyspark.SparkContext.PACKAGE_EXTENSIONS = (".zip", ".egg", ".jar", ".whl")

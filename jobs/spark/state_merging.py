@@ -43,6 +43,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
+from .frame_tasks import map_in_workers
 from .python_tasks import prepare_worker
 from .spark_session import carry_error
 from .task_runner import choose_runner
@@ -222,11 +223,10 @@ class StateMerging:
         kinds, packed = list_edge_columns(spec), _pickle.dumps(order)
         columns = (f"{sql} AS {name}" for name, sql in list_spark_arguments(spec).items())
         body = partial(_select_rows, select_edges_in_task, packed, range(tasks), kinds)
-        paired = self.epoch.sessions.full.range(0, tasks, 1, tasks).mapInArrow(
-            body, _format_ddl(kinds)
-        )
+        starts = self.epoch.sessions.full.range(0, tasks, 1, tasks)
+        paired = map_in_workers(starts, body, _format_ddl(kinds))
         evaluated = paired.selectExpr("*", *columns)
-        answers = evaluated.mapInArrow(partial(_write_edges, packed), "data binary")
+        answers = map_in_workers(evaluated, partial(_write_edges, packed), "data binary")
         return [_pickle.loads(row.data) for row in answers.collect()]
 
     def _compute_sql_values(self, order: MergeOrder, buckets: Sequence[int]) -> pa.Table:
@@ -238,7 +238,7 @@ class StateMerging:
         kinds = _list_kept_columns(spec, aggregation)
         session, tasks = self.epoch.sessions.full, len(buckets)
         body = partial(_select_rows, select_rows_in_task, _pickle.dumps(order), buckets, kinds)
-        rows = session.range(0, tasks, 1, tasks).mapInArrow(body, _format_ddl(kinds))
+        rows = map_in_workers(session.range(0, tasks, 1, tasks), body, _format_ddl(kinds))
         values = {f"_sql_{output}": sql for output, sql in aggregation.sql_aggregates.items()}
         found: pa.Table = group_rows(rows, aggregation.group_columns, values).toArrow()
         return found
@@ -285,7 +285,6 @@ def _select_rows(
     kinds: dict[str, str],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    prepare_worker()
     schema = pa.schema({name: to_arrow_type(kind) for name, kind in kinds.items()})
     for place in [one for batch in batches for one in batch["id"].to_pylist()]:
         try:
@@ -299,7 +298,6 @@ def _select_rows(
 
 
 def _write_edges(packed: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    prepare_worker()
     task, found = TaskContext.get(), list(batches)
     assert task is not None  # noqa: S101 - the body of a task
     rows = pa.Table.from_batches(found) if found else None

@@ -85,6 +85,7 @@ from tidegate.jobs.streams.row_history import (
 from tidegate.jobs.streams.stream_state import ReducerStateStore
 
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
+from .lost_workers import LostWorkers
 from .python_tasks import count_tasks, prepare_worker
 from .spark_session import (
     SPARK_ERRORS,
@@ -241,6 +242,7 @@ class TaskDispatcher:
     groups: int = 0
 
     def __post_init__(self) -> None:
+        self._lost = LostWorkers(self.spec.name)
         functions = [one.function for one in self.spec.reducers.values() if one.function]
         modules = {function.partition(":")[0] for function in functions}
         self._code, folders = collect_module_code(modules)
@@ -283,6 +285,7 @@ class TaskDispatcher:
         finally:
             for one in order.grouped.values():
                 self._delete_stored(one.tables)
+        self._lost.forget()
         self.history.reader.time_before = answer.time_before
         assert answer.done is not None  # noqa: S101 - it was not large
         note_footers(self.store, answer.done.footers)
@@ -324,7 +327,7 @@ class TaskDispatcher:
             raise (
                 find_carried_error(error)
                 or detect_large_results(name, error)
-                or detect_lost_executors("the streams", error, pipeline=name)
+                or self._lost.judge("the streams", error)
                 or STREAMS_FAILED(pipeline=name, cause=extract_cause(error))
             ) from error
         for answer in answers:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +17,14 @@ from tidegate.checkpoints.epoch_notes import EpochCounters
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, python_tasks, task_events
-from tidegate.jobs.spark.spark_session import SPARK_ERRORS, extract_cause, open_session
+from tidegate.jobs.spark.spark_session import (
+    SPARK_ERRORS,
+    SparkSessions,
+    extract_cause,
+    find_carried_error,
+    open_session,
+)
+from tidegate.jobs.spark.worker_versions import describe_versions
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
@@ -97,6 +106,25 @@ def run_far_topic(spec: PipelineSpec, folder: Path, cut: Cut) -> tuple[Any, Epoc
     session = join_server(spec.spark.master)
     members, moved = run_epoch(spec, session, folder, cut)
     return members, moved.counters
+
+
+def find_refused_versions(address: str) -> list[str]:
+    """Codes of the errors of a start, and of a later job, for a driver with another DuckDB."""
+    session, codes = join_server(address), []
+    other = json.loads(describe_versions()) | {"duckdb": "0.0.1"}
+    with patch.object(frame_tasks, "describe_versions", lambda: json.dumps(other)):
+        for run in (
+            lambda: frame_tasks.start_workers(session),
+            lambda: frame_tasks.run_small_job(
+                SparkSessions(lambda: session), python_tasks.describe_units, [1]
+            ),
+        ):
+            try:
+                run()
+            except SPARK_ERRORS as error:
+                carried = find_carried_error(error)
+                codes.append("" if carried is None else carried.code)
+    return codes
 
 
 def explain_refusal(

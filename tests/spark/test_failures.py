@@ -4,7 +4,10 @@ rows.
 
 from __future__ import annotations
 
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
@@ -13,10 +16,18 @@ import pytest
 from pyspark.errors import PySparkException
 
 from tests.engine.harness import Bench
+from tests.rows.units import FOLDERS, WINDOW, rows_at, slice_of
+from tests.spark.agreement import spec_of
 from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.errors import STORE_UNAVAILABLE
 from tidegate.checkpoints.local_store import LocalStore
-from tidegate.errors import TidegateError, TransientError
+from tidegate.errors import PoisonError, TidegateError, TransientError
+from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.eventtime.decider_state import DeciderState
+from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.spark import python_tasks
+from tidegate.jobs.spark.lost_workers import MOST_JOBS, LostWorkers
+from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
     SparkSessions,
@@ -27,6 +38,7 @@ from tidegate.jobs.spark.spark_session import (
     find_carried_error,
 )
 from tidegate.jobs.spark.stream_tasks import TaskDispatcher
+from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
 from tidegate.jobs.streams.row_history import LogHistory
 
@@ -82,6 +94,50 @@ def test_lost_executors_are_the_worlds_fault() -> None:
     found = detect_lost_executors("p", RuntimeError(words))
     assert found is not None
     assert found.code == "spark.executors_lost"
+
+
+def test_a_slice_that_ends_its_workers_is_named(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After three jobs, with its object; the first two are tried again."""
+
+    def die(*_: Any) -> None:  # sent whole
+        os._exit(1)
+
+    monkeypatch.setattr(python_tasks, "_read_units", die)
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW})
+    cut = Cut((slice_of(store, Member("a"), rows_at(1, 2)),))
+    with closing(SparkMover(store, spec, tmp_path / "work", session)) as mover:
+        found = [_fail_survey(mover, spec, cut) for _ in range(MOST_JOBS)]
+    assert [one.code for one in found[:-1]] == ["spark.executors_lost"] * (MOST_JOBS - 1)
+    assert isinstance(found[-1], PoisonError)
+    assert found[-1].code == "spark.executors_lost_again"
+    assert "inbox/a/0.parquet rows 0 to 2" in found[-1].message
+    assert "Python worker exited unexpectedly" in found[-1].message
+
+
+def _fail_survey(mover: SparkMover, spec: PipelineSpec, cut: Cut) -> TidegateError:
+    state = DeciderState.initial(spec).to_dict()
+    with pytest.raises(TidegateError) as failed:
+        mover.survey(cut, state, FOLDERS)
+    return failed.value
+
+
+def test_work_that_was_done_once_is_not_given_up() -> None:
+    """Only losses in a row count, and those of a thread of its own."""
+    words = RuntimeError("ExecutorLostFailure (executor 1 exited)")
+    lost = LostWorkers("p")
+    for _ in range(2 * MOST_JOBS):
+        assert isinstance(lost.judge("p", words), TransientError)
+        lost.forget()
+    for _ in range(MOST_JOBS - 1):
+        assert isinstance(lost.judge("p", words), TransientError)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lost.judge, "a sink", words).result()
+    assert isinstance(other, TransientError)
+    assert isinstance(lost.judge("p", words), PoisonError)
+    assert lost.judge("p", RuntimeError("no such tide")) is None
 
 
 def test_results_beyond_the_bound_end_the_driver() -> None:

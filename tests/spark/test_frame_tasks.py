@@ -20,6 +20,7 @@ from tests.spark.connect_agreement import (
     TABLES,
     count_late_files,
     explain_refusal,
+    find_refused_versions,
     read_tables,
     run_far,
     run_far_topic,
@@ -139,6 +140,15 @@ def test_hosts_that_cannot_run_tasks_say_why(
         f"FileNotFoundError: not_there is not in {tmp_path.as_uri()} as this host sees it",
         "ModuleNotFoundError: No module named 'no_such_library'",
     ]
+
+
+def test_a_host_with_other_packages_computes_nothing(
+    server: str, other_process: ProcessPoolExecutor
+) -> None:
+    """Neither at the start nor later, when a worker may be new; others on the server go on."""
+    refused = other_process.submit(find_refused_versions, server).result()
+    assert refused == ["spark.other_versions", "spark.other_versions"]
+    assert other_process.submit(explain_refusal, server, [], None).result() is None
 
 
 def test_only_a_store_that_refuses_a_host_speaks_against_it(
