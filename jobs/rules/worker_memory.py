@@ -109,7 +109,7 @@ def set_container_memory(container: int | None) -> None:
 
 
 def get_worker_memory() -> WorkerMemory | None:
-    """Return what this process may use; None if it is no worker."""
+    """Return what this process may use; None in a process that is not a worker."""
     return _memory
 
 
