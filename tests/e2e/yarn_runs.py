@@ -23,6 +23,8 @@ from typing import Final
 from unittest.mock import patch
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 from airflow.sdk.exceptions import TaskDeferred
 
 from tests.e2e.drivers import Piped, Steady
@@ -41,6 +43,7 @@ from tidegate.checkpoints.lease import read_lease
 from tidegate.checkpoints.open_store import open_store
 from tidegate.checkpoints.pipeline_overview import PipelineState
 from tidegate.checkpoints.slot_log import SlotLog
+from tidegate.errors import FailureClass
 from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.jobs.spec.operations import JARS, SubmitSpec, SupervisionSpec
 from tidegate.operators.driver_launch import (
@@ -452,6 +455,37 @@ def run_job(rig: Rig, mode: str) -> str:
     return f"killed after batch {sealed['per_minute']}, then all of {_JOB_FILES} files"
 
 
+def refuse_large_rows(rig: Rig, mode: str) -> str:
+    """Rows that do not fit into a container are refused by name, and no container is killed."""
+    spec = SPEC.replace("barrier: long}", "barrier: long, payload: string}")
+    spec = spec.replace(_LOCAL, _ON_YARN)
+    url = f"s3://{rig.minio.bucket}/memory-{mode}"
+    fed = Steady(rig.folder / f"memory-{mode}", 3, url, spec=spec)
+    large = fed.inbox / "inbox/south/00001.parquet"
+    _add_payload(large)
+    upload_input(fed, list_input(fed))
+    run = Submitted(rig, fed.spec_file, url, mode)
+    launched = run.launch()
+    assert poll_until(lambda: launched.read_exit_code() is not None, _PATIENCE, 0.2)
+    log = run.read_log()
+    code = launched.read_exit_code()
+    assert code == FailureClass.POISON.exit_code, f"{code}: {log[-6000:]}"
+    for said in ("rows.no_memory", f"{large.name} rows 0 to 40"):
+        assert said in log, f"{said!r} not in {log[-6000:]}"
+    assert "physical memory limits" not in log, "a container was killed"
+    return f"refused after epoch {run.log.head().slot}"
+
+
+def _add_payload(file: Path) -> None:
+    """Give each row of an object 32 MB, which the file holds in much less."""
+    rows = pq.read_table(file)
+    schema = rows.schema.append(pa.field("payload", pa.string()))
+    with pq.ParquetWriter(file, schema, use_dictionary=False) as writer:
+        for place in range(len(rows)):
+            payload = pa.array(["x" * (32 << 20)])
+            writer.write_table(rows.slice(place, 1).append_column("payload", payload))
+
+
 SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "launch": launch,
     "adopt": adopt,
@@ -461,11 +495,14 @@ SCENARIOS: Final[dict[str, Callable[[Rig, str], str]]] = {
     "master": lose_master,
     "stop": stop,
     "restore": restore,
+    "memory": refuse_large_rows,
     "job": run_job,
 }
+_IN_CLIENT_MODE: Final = ("memory", "job")
+"""In cluster mode YARN starts a driver that has failed again, and a job is refused."""
 RUNS: Final = (
-    *((name, mode) for name in SCENARIOS for mode in MODES if name != "job"),
-    ("job", "client"),  # the other mode is refused
+    *((name, mode) for name in SCENARIOS for mode in MODES if name not in _IN_CLIENT_MODE),
+    *((name, "client") for name in _IN_CLIENT_MODE),
 )
 """Each scenario with the modes in which it is run."""
 

@@ -117,6 +117,22 @@ def test_a_slice_that_ends_its_workers_is_named(
     assert "Python worker exited unexpectedly" in found[-1].message
 
 
+def test_a_worker_without_memory_refuses_its_slice(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first job says so, and none of its workers ends."""
+    small = {python_tasks.CONTAINER_VARIABLE: str(1 << 20)}
+    monkeypatch.setattr(python_tasks, "_describe_container", lambda _: small)
+    store = LocalStore(tmp_path)
+    spec = spec_of({"a": {}}, windows={"w": WINDOW})
+    cut = Cut((slice_of(store, Member("a"), rows_at(1, 2)),))
+    with closing(SparkMover(store, spec, tmp_path / "work", session)) as mover:
+        refused = _fail_survey(mover, spec, cut)
+    assert isinstance(refused, PoisonError)
+    assert refused.code == "rows.no_memory"
+    assert "inbox/a/0.parquet rows 0 to 2" in refused.message
+
+
 def _fail_survey(mover: SparkMover, spec: PipelineSpec, cut: Cut) -> TidegateError:
     state = DeciderState.initial(spec).to_dict()
     with pytest.raises(TidegateError) as failed:
