@@ -25,6 +25,7 @@ _RACERS = 8
 # Bytes. Servers store small bodies in another way than large ones.
 _RACED_SIZES = (64, (1 << 20) + 1)
 _AWS = ".amazonaws.com"
+_MOST_SERVERS = 8
 _VERDICT_AGE = 7 * 86_400.0  # seconds; a server may be replaced behind its address
 
 
@@ -125,11 +126,13 @@ def require_atomic_writes(store: Store) -> None:
     digest = hashlib.sha256(f"{settings.endpoint or 'AWS'} {store.url}".encode()).hexdigest()[:16]
     key = f"{PROBE_PREFIX}raced/{digest}.json"
     raced = _read_raced_servers(store, key)
-    if raced is not None:
-        added = [server for server in servers if server not in raced]
-        if not select_reachable(added, settings.connect_timeout):
-            return
-    reachable = select_reachable(servers, settings.connect_timeout)
+    added = [server for server in servers if raced is None or server not in raced]
+    fresh = select_reachable(added[:_MOST_SERVERS], settings.connect_timeout)
+    if raced is not None and not fresh:
+        return
+    # New ones against known ones: names of large services have many, which change.
+    known = [server for server in servers if server not in added][: _MOST_SERVERS - len(fresh)]
+    reachable = [*fresh, *select_reachable(known, settings.connect_timeout)]
     pinned = [
         S3Store(settings.model_copy(update={"endpoint": endpoint}), address=address)
         for endpoint, address in reachable
@@ -141,7 +144,7 @@ def require_atomic_writes(store: Store) -> None:
             one.close()
     if broken:
         raise STORE_DISHONEST(url=store.url, broken=", ".join(broken))
-    store.put(key, canonical_bytes({"raced": reachable}))
+    store.put(key, canonical_bytes({"raced": sorted({*(raced or ()), *reachable})}))
 
 
 def _read_raced_servers(store: Store, key: str) -> set[ServerAddress] | None:

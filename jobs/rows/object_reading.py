@@ -30,7 +30,7 @@ from tidegate.json_types import JsonObject
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
-from .slice_reading import PLANNED, CutPart, RowReader, unreadable_objects_error
+from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader, unreadable_objects_error
 
 RANGED_BYTES: Final = 32 << 20
 """Parquet objects of a bucket that are larger are read in ranges, not held whole."""
@@ -149,7 +149,8 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         store, key = _locate_object(uri)
         if part["size"] > RANGED_BYTES and not is_encoded:
             return make_part(index, part, RangedObject(store, key, part["etag"], part["size"]))
-        require_room(part["size"])
+        if part["size"] >= LARGE_READ:
+            require_room(part["size"])
         path = io.BytesIO(store.get_version(key, part["etag"]))
     elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())

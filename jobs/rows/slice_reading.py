@@ -50,7 +50,7 @@ POSITION_COLUMNS: Final = (
 )
 _BATCH_ROWS: Final = 128 << 10
 PLANNED: Final = ("key", "etag", "ordinal", "rows", "row_start", "row_end")
-_LARGE_READ: Final = 32 << 20
+LARGE_READ: Final = 32 << 20
 """Bytes of pages up to which no one asks whether there is room for them."""
 _TRAITS = {
     *("columns", "select", "where", "rules", "event_time", "end_time", "timezone"),
@@ -275,6 +275,8 @@ def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
         file = open_parquet_file(part.path)
         _require_room_for_groups(file.metadata, range(file.metadata.num_row_groups), names)
         return file.read(columns=names)
+    except MemoryError:  # Arrow's is an ArrowException
+        raise
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
 
@@ -290,7 +292,7 @@ def _require_room_for_groups(
         OutOfRoomError: their pages need more memory than is left.
     """
     found = list(map(footer.row_group, groups))
-    if sum(one.total_byte_size for one in found) < _LARGE_READ:
+    if sum(one.total_byte_size for one in found) < LARGE_READ:
         return
     columns = (one.column(place) for one in found for place in range(one.num_columns))
     wanted = set(names)
@@ -309,6 +311,8 @@ def _read_some_rows(
     """Rows of an object by their places in it, the end exclusive."""
     try:
         return reader.read_rows(names, start, end)
+    except MemoryError:  # Arrow's is an ArrowException
+        raise
     except (pa.ArrowException, OSError) as error:
         raise unreadable_objects_error([part.key]) from error
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS
+from tidegate.jobs.rules.duck_frame import ENGINE_ERRORS, MEMORY_ERRORS
 
 from .attempt_files import open_task_store
 from .edge_folds import list_pairing_columns
 from .edge_merges import pair_edges, write_edges
+from .errors import WORKER_MEMORY_FULL
 from .session_folds import is_folded_by_parts
 from .session_merges import SessionMerge
 from .state_files import MergedState, StateFiles, StateOrder
@@ -189,6 +190,12 @@ def _merge_buckets(
             body(own, StateFiles(own.state, open_task_store(own.state.store)), answer)
         except TidegateError as error:
             answer.error = error
+        except MEMORY_ERRORS as error:
+            answer.error = WORKER_MEMORY_FULL(
+                pipeline=order.state.spec.name,
+                unit=f"the state of {order.name}",
+                cause=get_first_line(error),
+            )
         except (*ENGINE_ERRORS, pa.ArrowException) as error:
             answer.left = get_first_line(error)
         answer.report = TaskReport.measure_since(begun)

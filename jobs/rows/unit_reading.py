@@ -40,6 +40,7 @@ from tidegate.jobs.rules.duck_frame import (
     Frame,
     combine_frames,
 )
+from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
@@ -391,6 +392,7 @@ def _fill_answer(
     """Judge and fold the rows; return those that are kept for the events."""
     tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
+        require_room()
         found, rows = scan(place)
         answer.rows += rows.num_rows
         answer.slices.append(_describe_slice(index, found))
@@ -403,6 +405,7 @@ def _fill_answer(
     # A slice that ends behind its first barrier row is planned and read again.
     if not is_whole or answer.dead_refused is not None:
         return None
+    require_room()
     rows = pa.concat_tables(tables, promote_options="default")
     epoch = _judge_rows(answer, order, unit, rows)
     _write_late_rows(answer, order, epoch)

@@ -22,7 +22,7 @@ import numpy as np
 from tidegate.json_types import read_data_file
 
 from .sketch_states import register_sketches
-from .worker_memory import get_worker_memory, require_room
+from .worker_memory import get_worker_memory
 
 Frame = Any
 """A DataFrame of Spark or a `DuckFrame`."""
@@ -92,10 +92,9 @@ def _start_engine(purpose: _Purpose) -> duckdb.DuckDBPyConnection:
     if purpose is not _Purpose.QUERIES:
         # One thread: sums of doubles depend on their order, and a replay must find the same.
         # Outputs run beside each other.
-        if (memory := get_worker_memory()) is not None:
+        if purpose is _Purpose.FRAMES and get_worker_memory() is not None:
             # Sums of doubles that spill have other last digits.
-            room = memory.count_room()
-            engine.execute(f"SET memory_limit = '{room}B'; SET temp_directory = ''")
+            engine.execute("SET temp_directory = ''")
         engine.execute("SET threads = 1; SET enable_external_access = false")
     if purpose is _Purpose.EXPRESSIONS:
         return engine  # macros would give it functions that DuckDB does not have
@@ -127,7 +126,11 @@ class _RenewedEngine:
             if self._engine is None or self._sessions == _SESSIONS_PER_ENGINE:
                 self._engine, self._sessions = _start_engine(self._purpose), 0
             self._sessions += 1
-            return self._engine.cursor()
+            session = self._engine.cursor()
+            memory = get_worker_memory()
+            if memory is not None and self._purpose is _Purpose.FRAMES:
+                session.execute(f"SET memory_limit = '{memory.count_room()}B'")
+            return session
 
     def drop_engine(self) -> None:
         """Let the next session begin with a new engine."""
@@ -299,7 +302,6 @@ class DuckFrame:
         return type(self)(f"SELECT {columns} FROM ({self._query}) {rest}", self._tables)
 
     def _run(self, query: str) -> Any:
-        require_room()
         with open_database(for_frames=True) as session:
             for name, table in self._tables.items():
                 session.register(name, table)

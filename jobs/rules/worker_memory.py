@@ -1,59 +1,49 @@
 """The memory that a Python worker may use, so that it refuses rows before its container is ended.
 
-What counts is what YARN counts: the memory of the executor and of all workers that it has started.
-It is looked at between the steps of a task and before large reads, never for each row. A step that
-takes all that is left at once is not seen; then the driver counts lost executors.
+Only where a container has a limit. What counts is what YARN counts: the memory of the executor and
+of this worker. Other workers of the executor do not count: work is refused only if it could not be
+done alone either. It is looked at between the steps of a task and before large reads, never for
+each row. What takes too much besides ends the container, and the driver counts lost executors.
 """
 
 import ctypes
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 _SHARE: Final = 0.95
-"""Of what the container or the host has: YARN looks at it every three seconds."""
+"""Of what the container has: YARN looks at it every three seconds."""
 _PAUSE: Final = 0.1
 """Seconds for which a look is good enough."""
+_LEAST_ROOM: Final = 256 << 20
+"""Bytes that DuckDB gets at least: a container with less is too small for any batch."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _HOST: Final = _PAGE * os.sysconf("SC_PHYS_PAGES")
-_GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
+_GROUP_LIMITS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),  # version 1 of control groups
+)
 
 
 class OutOfRoomError(MemoryError):
-    """A container has no memory left for the next step of a task."""
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes that an executor uses: with its workers, of all workers, of this one."""
-
-    total: int
-    workers: int
-    mine: int
-    count: int
-
-    @property
-    def is_least_mine(self) -> bool:
-        """Whether another worker is more to blame than this one."""
-        return self.mine * self.count < self.workers
+    """A container has no memory for the next step of a task."""
 
 
 class WorkerMemory:
     """What this worker may still use.
 
     Args:
-        container: bytes of the container if it counts memory as YARN does; None: those of the
-            control group or of the host, where memory that processes share counts once.
+        container: bytes of its container.
+        counts_shared: memory that processes share counts for each of them, as YARN does it.
     """
 
-    def __init__(self, container: int | None) -> None:
-        self._counts_shared = container is not None
-        self.limit = int(_SHARE * (container or _read_group_limit()))
+    def __init__(self, container: int, *, counts_shared: bool) -> None:
+        self._counts_shared = counts_shared
+        self.limit = int(_SHARE * container)
         self._looked = 0.0
 
     def require_room(self, wanted: int = 0) -> None:
@@ -61,35 +51,31 @@ class WorkerMemory:
 
         Raises:
             OutOfRoomError: there is not so much left, also after memory that is free was given
-                back, and no other worker uses more than this one.
+                back.
         """
         now = time.monotonic()
         if not wanted and now - self._looked < _PAUSE:
             return
         self._looked = now
-        if self.measure().total + wanted <= self.limit:
+        if self.measure() + wanted <= self.limit:
             return
         _release_free_memory()
-        use = self.measure()
-        if use.total + wanted > self.limit and not use.is_least_mine:
-            megabytes = [number >> 20 for number in (use.total, self.limit, use.mine, wanted)]
+        used = self.measure()
+        if used + wanted > self.limit:
+            megabytes = [number >> 20 for number in (used, self.limit, wanted)]
             raise OutOfRoomError(
-                "the executor uses {} of {} MB, this worker {} MB, and the next step needs {} MB"
-                " or more".format(*megabytes)
+                "the executor and this worker use {} of {} MB, and the next step needs {} MB or"
+                " more".format(*megabytes)
             )
 
     def count_room(self) -> int:
         """Return the bytes that are left, at least a few."""
-        return max(self.limit - self.measure().total, 64 << 20)
+        return max(self.limit - self.measure(), _LEAST_ROOM)
 
-    def measure(self) -> MemoryUse:
-        """Measure what the executor uses. This process is a child of its daemon or of itself."""
+    def measure(self) -> int:
+        """Return the bytes that this worker uses, its daemon, and the executor that started it."""
         daemon = os.getppid()
-        workers = {number: self._read_use(number) for number in {*_list_children(daemon)}}
-        mine = workers.setdefault(os.getpid(), self._read_use(os.getpid()))
-        others = self._read_use(daemon) + self._read_use(_find_parent(daemon))
-        total = sum(workers.values())
-        return MemoryUse(total + others, total, mine, len(workers))
+        return sum(map(self._read_use, (os.getpid(), daemon, _find_parent(daemon))))
 
     def _read_use(self, process: int) -> int:
         with suppress(OSError):  # it has ended, or belongs to another user
@@ -102,35 +88,37 @@ class WorkerMemory:
 _memory: WorkerMemory | None = None
 
 
-def set_container_memory(container: int | None) -> None:
-    """Begin to look at the memory of this process, a worker; see `WorkerMemory`."""
+def watch_memory(container: int | None) -> None:
+    """Begin to look at the memory of this process, a worker.
+
+    `container` are the bytes of its container on YARN; None: those that its control group allows,
+    if it has a limit. 0: none is looked at.
+    """
     global _memory
-    _memory = WorkerMemory(container)
+    if container is not None:
+        _memory = WorkerMemory(container, counts_shared=True) if container else None
+    elif (limit := _read_group_limit()) is not None:
+        _memory = WorkerMemory(limit, counts_shared=False)
 
 
 def get_worker_memory() -> WorkerMemory | None:
-    """Return what this process may use; None in a process that is not a worker."""
+    """Return what this process may use; None if its memory is not looked at."""
     return _memory
 
 
 def require_room(wanted: int = 0) -> None:
-    """Do what `WorkerMemory.require_room` does, if this process is a worker."""
+    """Do what `WorkerMemory.require_room` does, if the memory of this process is looked at."""
     if _memory is not None:
         _memory.require_room(wanted)
 
 
-def _read_group_limit() -> int:
-    """Bytes that the control group allows, at most those of the host."""
-    with suppress(OSError, ValueError):  # no control group, or no limit
-        return min(_HOST, int(_GROUP_LIMIT.read_text("ascii")))
-    return _HOST
-
-
-def _list_children(process: int) -> list[int]:
-    with suppress(OSError):
-        found = Path(f"/proc/{process}/task/{process}/children").read_text("ascii")
-        return list(map(int, found.split()))
-    return []
+def _read_group_limit() -> int | None:
+    for path in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):  # no control group, or no limit
+            limit = int(path.read_text("ascii"))
+            if limit < _HOST:
+                return limit
+    return None
 
 
 def _find_parent(process: int) -> int:

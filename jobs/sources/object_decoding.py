@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.rules.declared_values import build_cast_sql, build_complaint_sql
-from tidegate.jobs.rules.duck_frame import query_table
+from tidegate.jobs.rules.duck_frame import MEMORY_ERRORS, query_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
@@ -137,6 +137,8 @@ def _decode_object(
         for name, value in parse_folder_values(key).items() if spec.table is not None else ():
             if name not in table.column_names:
                 table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
+    except MEMORY_ERRORS:
+        raise  # that is not the object's fault
     except _DECODE_ERRORS as error:
         return _describe_unreadable(spec, error)
     renamed = spec.evolution.renamed
@@ -156,6 +158,8 @@ def _write_table(table: pa.Table, spec: SourceSpec, out: Path | io.BytesIO) -> B
             allow_truncated_timestamps=True,
             compression="snappy",
         )
+    except MemoryError:
+        raise
     # A time out of range. A full disk is an OSError, which is not the object's fault.
     except (pa.ArrowException, ValueError) as error:
         if isinstance(out, Path):

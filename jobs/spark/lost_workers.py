@@ -6,8 +6,8 @@ task some times (`spark.task.maxFailures`), and then the driver does the epoch a
 
 import re
 import threading
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -18,41 +18,50 @@ from .errors import EXECUTORS_LOST_AGAIN
 from .spark_session import SPARK_ERRORS, detect_lost_executors, lines
 
 MOST_JOBS: Final = 3
-"""Jobs in a row that may lose their executors: on a cluster each of them has tried four times."""
+"""Jobs that may lose their executors with the same work: on a cluster each has tried four times."""
+LEAST_SECONDS: Final = 300.0
+"""Between the first and the last of them: a cluster that comes back in less may lose executors of any work."""
 _FAILED_TASK: Final = re.compile(r"Task (\d+) in stage [\d.]+ failed")
 
 
 class LostWorkers:
-    """Counts jobs that lose their executors, for each thread of the driver.
+    """Counts jobs that lose their executors, for each kind of work; safe for several threads.
 
-    A thread does one thing after another, such as the epochs or one sink.
+    Args:
+        pipeline: whose work it is.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, pipeline: str) -> None:
-        self._pipeline = pipeline
-        self._jobs = Counter[int]()
+    def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pipeline, self._clock, self._lock = pipeline, clock, threading.Lock()
+        # Kind -> the work that lost its executors, how often, and when it did first.
+        self._lost: dict[str, tuple[str, int, float]] = {}
 
-    def judge(self, what: str, error: BaseException) -> TidegateError | None:
+    def judge(self, kind: str, error: BaseException) -> TidegateError | None:
         """Return the error for a job that lost its executors, as `detect_lost_executors` does.
 
-        It is not to be tried again if too many jobs have ended in this way since `forget`.
+        It is not to be tried again if the same work has ended in this way too often and for too
+        long since `forget`.
         """
-        lost = detect_lost_executors(what, error, pipeline=self._pipeline)
+        lost = detect_lost_executors(kind, error, pipeline=self._pipeline)
         if lost is None:
             return None
-        thread = threading.get_ident()
-        self._jobs[thread] += 1
-        if self._jobs[thread] < MOST_JOBS:
-            return lost
-        sign = lost.message
-        cause = next((line for line in lines(error) if "Lost task" in line), sign)[:500]
-        work = " ".join(getattr(error, "__notes__", ())) or what
-        jobs = self._jobs.pop(thread)
-        return EXECUTORS_LOST_AGAIN(pipeline=self._pipeline, jobs=jobs, work=work, cause=cause)
+        work = " ".join(getattr(error, "__notes__", ())) or kind
+        now = self._clock()
+        with self._lock:
+            known, jobs, since = self._lost.pop(kind, (work, 0, now))
+            if known != work:  # another slice of the same epochs
+                jobs, since = 0, now
+            if jobs + 1 < MOST_JOBS or now - since < LEAST_SECONDS:
+                self._lost[kind] = (work, jobs + 1, since)
+                return lost
+        cause = next((line for line in lines(error) if "Lost task" in line), lost.message)[:500]
+        return EXECUTORS_LOST_AGAIN(pipeline=self._pipeline, jobs=jobs + 1, work=work, cause=cause)
 
-    def forget(self) -> None:
-        """Count from 0 again: the work of this thread is done."""
-        self._jobs.pop(threading.get_ident(), None)
+    def forget(self, kind: str) -> None:
+        """Count work of this kind from 0 again: some of it is done."""
+        with self._lock:
+            self._lost.pop(kind, None)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -148,7 +149,7 @@ class SparkMover:
             require_frontier(self._spec.name, scans, order)
             with self._report_errors():
                 result = _write_outputs(epoch, scans, merging, self._merger)
-            self._lost.forget()
+            self._lost.forget(self._spec.name)
             return result
         finally:
             delete_tables(self._store, merging.list_stored())
@@ -172,9 +173,10 @@ class SparkMover:
         Raises what the work has raised, a PoisonError if the task failed, and a TransientError if
         executors were lost (a PoisonError again and again).
         """
-        with self._report_errors():
+        kind = threading.current_thread().name  # that of the sink
+        with self._report_errors(kind):
             answer = run_work_in_task(self._sessions, self._store.url, work)
-        self._lost.forget()
+        self._lost.forget(kind)
         if answer.error is not None:
             raise answer.error
         return answer.value
@@ -218,8 +220,11 @@ class SparkMover:
             self._kept = None
 
     @contextmanager
-    def _report_errors(self) -> Iterator[None]:
-        """Turn the errors of Spark, DuckDB and Arrow into errors that hide their stacks."""
+    def _report_errors(self, kind: str | None = None) -> Iterator[None]:
+        """Turn the errors of Spark, DuckDB and Arrow into errors that hide their stacks.
+
+        `kind` is that of the work, by default epochs.
+        """
         try:
             yield
         except (*ENGINE_ERRORS, pa.ArrowException) as error:
@@ -230,17 +235,20 @@ class SparkMover:
             raise (
                 find_carried_error(error)
                 or detect_large_results(name, error)
-                or self._lost.judge(name, error)
+                or self._lost.judge(kind or name, error)
                 or SPARK_FAILED(pipeline=name, cause=extract_cause(error))
             ) from error
 
     def _describe_in_tasks(
         self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]
     ) -> Sequence[InspectedObject | TidegateError]:
-        with self._report_errors():
-            return describe_objects_in_tasks(
+        kind = f"source {source}"
+        with self._report_errors(kind):
+            found = describe_objects_in_tasks(
                 self._sessions, self._spec.sources[source], entries, locate
             )
+        self._lost.forget(kind)
+        return found
 
 
 def list_libraries(spec: PipelineSpec) -> list[str]:

@@ -47,7 +47,7 @@ from tidegate.jobs.rows.object_reading import InspectionAnswer, InspectionUnit, 
 from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.topic_reading import build_settings_variables, require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
-from tidegate.jobs.rules.worker_memory import set_container_memory
+from tidegate.jobs.rules.worker_memory import watch_memory
 from tidegate.jobs.spec.executor_memory import count_container_bytes
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -62,9 +62,11 @@ _ALLOCATOR_VARIABLES = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
     "MIMALLOC_PURGE_DELAY": "60000",
 }
-"""Workers keep memory between tasks, up to a minute: to get it again costs as much as to sort."""
+"""Workers keep memory between tasks: to get it again costs as much as to sort the rows."""
 CONTAINER_VARIABLE: Final = "TIDEGATE_CONTAINER_MEMORY"
-"""Bytes of an executor's container on YARN, in the environment of workers."""
+"""Bytes of an executor's container on YARN, in the environment of workers.
+
+In the driver's environment it says so instead of Spark's settings; 0: workers do not look."""
 _MOST_IN_MEMORY: Final = 64 << 20
 """Bytes of an epoch's objects up to which their rows are kept in memory, in some four times as many
 bytes.
@@ -279,8 +281,9 @@ def prepare_context(session: SparkSession, variables: Mapping[str, str] | None =
 @lru_cache(maxsize=1)
 def _describe_container(context: Any) -> dict[str, str]:
     """The memory of YARN's containers, for workers."""
-    if getattr(context, "master", "") != "yarn":
-        return {}
+    given = os.environ.get(CONTAINER_VARIABLE)
+    if given is not None or getattr(context, "master", "") != "yarn":
+        return {} if given is None else {CONTAINER_VARIABLE: given}
     found = count_container_bytes(dict(context.getConf().getAll()))
     return {} if found is None else {CONTAINER_VARIABLE: str(found)}
 
@@ -491,7 +494,7 @@ def prepare_worker(versions: str | None = None) -> None:
         return
     sys._tidegate_settled = True  # type: ignore[attr-defined]
     container = os.environ.get(CONTAINER_VARIABLE, "")
-    set_container_memory(int(container) if container.isdecimal() else None)
+    watch_memory(int(container) if container.isdecimal() else None)
     # PySpark forgets all imports before each task. Then the directories of its archives are read
     # again, which takes longer than a small task.
     zipimport.zipimporter.invalidate_caches = _keep_caches  # type: ignore[method-assign]

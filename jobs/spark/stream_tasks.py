@@ -285,7 +285,7 @@ class TaskDispatcher:
         finally:
             for one in order.grouped.values():
                 self._delete_stored(one.tables)
-        self._lost.forget()
+        self._lost.forget("the streams")
         self.history.reader.time_before = answer.time_before
         assert answer.done is not None  # noqa: S101 - it was not large
         note_footers(self.store, answer.done.footers)

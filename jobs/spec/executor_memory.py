@@ -53,9 +53,9 @@ def build_container_settings(master: str, conf: Mapping[str, str]) -> dict[str, 
     """
     if not (master == "yarn" or master.startswith("k8s://")):
         return {}
-    wanted = conf.get("spark.dynamicAllocation.maxExecutors") or conf.get(
-        "spark.executor.instances", "2"
-    )
+    wanted = conf.get("spark.executor.instances", "2")
+    if conf.get("spark.dynamicAllocation.enabled") == "true":
+        wanted = conf.get("spark.dynamicAllocation.maxExecutors", "")  # without, Spark has no bound
     failures = {_FAILURES_KEPT: "1h"}
     if wanted.isdecimal():  # Spark says itself what it cannot read
         failures[_FAILURES] = str(_TRIES * (int(wanted) + 1))
@@ -72,7 +72,8 @@ def count_container_bytes(conf: Mapping[str, str]) -> int | None:
     """
     sizes = [_read_megabytes(conf.get(name, size)) for name, size in _OF_CONTAINER.items()]
     if conf.get("spark.memory.offHeap.enabled") == "true":
-        sizes.append(_read_megabytes(conf.get(_OFF_HEAP, "0")))
+        size = conf.get(_OFF_HEAP, "0")
+        sizes.append(_read_megabytes(f"{int(size) >> 20}m" if size.isdecimal() else size))
     heap, overhead = sizes[0], _read_megabytes(conf.get(_OVERHEAD, ""))
     if heap is not None and overhead is None and _OVERHEAD not in conf:
         factor = float(conf.get(f"{_OVERHEAD}Factor", "0.1"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,8 @@ from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.engine.interfaces import Cut
 from tidegate.jobs.eventtime.decider_state import DeciderState
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.spark import python_tasks
-from tidegate.jobs.spark.lost_workers import MOST_JOBS, LostWorkers
+from tidegate.jobs.spark import lost_workers, python_tasks
+from tidegate.jobs.spark.lost_workers import LEAST_SECONDS, MOST_JOBS, LostWorkers
 from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
@@ -109,6 +108,7 @@ def test_a_slice_that_ends_its_workers_is_named(
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
     cut = Cut((slice_of(store, Member("a"), rows_at(1, 2)),))
     with closing(SparkMover(store, spec, tmp_path / "work", session)) as mover:
+        monkeypatch.setattr(lost_workers, "LEAST_SECONDS", 0.0)
         found = [_fail_survey(mover, spec, cut) for _ in range(MOST_JOBS)]
     assert [one.code for one in found[:-1]] == ["spark.executors_lost"] * (MOST_JOBS - 1)
     assert isinstance(found[-1], PoisonError)
@@ -140,19 +140,25 @@ def _fail_survey(mover: SparkMover, spec: PipelineSpec, cut: Cut) -> TidegateErr
     return failed.value
 
 
-def test_work_that_was_done_once_is_not_given_up() -> None:
-    """Only losses in a row count, and those of a thread of its own."""
+def test_only_the_same_work_is_given_up_and_only_after_minutes() -> None:
+    """A cluster that is away takes executors from whatever runs."""
     words = RuntimeError("ExecutorLostFailure (executor 1 exited)")
-    lost = LostWorkers("p")
+    now = [0.0]
+    lost = LostWorkers("p", lambda: now[0])
     for _ in range(2 * MOST_JOBS):
         assert isinstance(lost.judge("p", words), TransientError)
-        lost.forget()
-    for _ in range(MOST_JOBS - 1):
-        assert isinstance(lost.judge("p", words), TransientError)
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(lost.judge, "a sink", words).result()
-    assert isinstance(other, TransientError)
-    assert isinstance(lost.judge("p", words), PoisonError)
+        now[0] += LEAST_SECONDS
+        lost.forget("p")
+    for number in range(2 * MOST_JOBS):
+        other = RuntimeError("ExecutorLostFailure (executor 1 exited)")
+        other.add_note(f"slice {number}")
+        assert isinstance(lost.judge("p", other), TransientError)
+        now[0] += LEAST_SECONDS
+    for _ in range(2 * MOST_JOBS):
+        assert isinstance(lost.judge("a sink", words), TransientError)
+    assert isinstance(lost.judge("p", words), TransientError)
+    now[0] += LEAST_SECONDS
+    assert isinstance(lost.judge("a sink", words), PoisonError)
     assert lost.judge("p", RuntimeError("no such tide")) is None
 
 

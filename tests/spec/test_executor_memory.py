@@ -9,6 +9,7 @@ from tidegate.jobs.spec.executor_memory import build_container_settings
 OVERHEAD = "spark.executor.memoryOverhead"
 FAILURES = "spark.executor.maxNumFailures"
 KEPT = "spark.executor.failuresValidityInterval"
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,8 @@ def test_room_for_a_worker_on_each_core(
     [
         ({}, ("36", "1h")),
         ({"spark.executor.instances": "4"}, ("60", "1h")),
-        ({"spark.dynamicAllocation.maxExecutors": "9"}, ("120", "1h")),
+        ({**DYNAMIC, "spark.dynamicAllocation.maxExecutors": "9"}, ("120", "1h")),
+        (DYNAMIC, (None, "1h")),  # as many as there are: Spark counts none
         ({FAILURES: "5", KEPT: "1d"}, (None, None)),
         ({"spark.yarn.max.executor.failures": "5"}, (None, "1h")),
     ],
