@@ -20,7 +20,7 @@ from .spark_session import SPARK_ERRORS, detect_lost_executors, lines
 MOST_JOBS: Final = 3
 """Jobs that may lose their executors with the same work: on a cluster each has tried four times."""
 LEAST_SECONDS: Final = 300.0
-"""Between the first and the last of them: a cluster that comes back in less may lose executors of any work."""
+"""Between the first and the last of them: a cluster that is away for less takes any executors."""
 _FAILED_TASK: Final = re.compile(r"Task (\d+) in stage [\d.]+ failed")
 
 
