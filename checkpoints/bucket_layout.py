@@ -128,7 +128,7 @@ class BucketLayout:
     acks_prefix = _Below("acks/")
     """Prefix of the driver's acknowledgements."""
     index_prefix = _Below("index/")
-    """Prefix of the slot index, a cache that can be rebuilt, and the note of the last scrub."""
+    """Prefix of a cache that can be rebuilt: slot index, notes of scrub and spec."""
     quality_prefix = _Below("quality/")
     """Prefix of Great Expectations results and Data Docs."""
     restore_audit_prefix = _Below("trail/")

@@ -23,19 +23,21 @@ from tidegate.jobs.spec.job_spec import JobSpec, SupervisedSpec
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.spec_differences import FieldDifference, list_differences
 from tidegate.jobs.spec.spec_masks import fill_masks, mask_secrets
+from tidegate.json_types import JsonObject
 
 from .bucket_layout import BucketLayout
-from .canonical_json import sha256_of_bytes
+from .canonical_json import canonical_bytes, parse_json, sha256_of_bytes
 from .errors import COPY_UNREADABLE
 from .host_clock import SYSTEM_CLOCK
 from .record_models import BucketRecord
 from .shared_documents import SharedDocument, change_document, read_document
-from .store import PreconditionFailedError, Store
+from .store import NotFoundError, PreconditionFailedError, Store
 
 MOST_ATTEMPTS = 3
 """Drivers that may end without a word, such as by a kill, before a deploy counts as failed."""
 
 
+_FILE_WAITS = "the file waits for tidegate deploy; it differs in"
 _MOST_CHANGES = 10  # that a text lists
 _MOST_PAST = 20  # deploys that are remembered
 
@@ -267,12 +269,44 @@ def may_have_run(
     return False
 
 
+def note_file(store: Store, pipeline: str, file: SupervisedSpec, code: dict[str, str]) -> None:
+    """Keep in what a file differs from what is deployed, for those who have no file.
+
+    Nothing is written if that is known already, or if nothing is deployed.
+
+    Raises:
+        PoisonError: what is deployed is damaged.
+        TransientError: the store does not answer.
+    """
+    wanted = read_deployed(store, pipeline).wanted
+    if wanted is None:
+        return
+    changes = compare_with_copy(read_copy(store, pipeline, wanted.digest), file, code)
+    note = {"deployed": wanted.digest, "differs": list_changes(changes)}
+    if note != _read_file_note(store, pipeline):
+        store.put(_locate_file_note(pipeline), canonical_bytes(note))
+
+
+def _read_file_note(store: Store, pipeline: str) -> JsonObject:
+    """What `note_file` has written last; empty if there is nothing."""
+    try:
+        note: JsonObject = parse_json(store.get(_locate_file_note(pipeline)).data)
+    except (NotFoundError, ValueError):  # the folder is a cache, which a person may delete
+        return {}
+    return note
+
+
+def _locate_file_note(pipeline: str) -> str:
+    return BucketLayout(pipeline).index_page_key("file")
+
+
 def list_deploy_warnings(
     store: Store, pipeline: str, file: SupervisedSpec | None, code: dict[str, str]
 ) -> list[str]:
     """Return what people should know of deploys, a sentence each.
 
     A deploy that waits or has failed, and the fields in which a file differs from what is deployed.
+    Without a file that is what `note_file` has written last.
     """
     deployed = read_deployed(store, pipeline)
     found = []
@@ -282,6 +316,10 @@ def list_deploy_warnings(
     if deployed.failed is not None:
         who, message = deployed.failed.deploy.who, deployed.failed.message
         found.append(f"the deploy by {who} failed, and drivers run the spec before: {message}")
+    if file is None and deployed.wanted is not None:
+        note = _read_file_note(store, pipeline)
+        if note.get("deployed") == deployed.wanted.digest and note["differs"]:
+            found.append(f"{_FILE_WAITS} {note['differs']}")
     if file is not None and deployed.wanted is not None:
         try:
             copy = read_copy(store, pipeline, deployed.wanted.digest)
@@ -290,7 +328,7 @@ def list_deploy_warnings(
         changes = compare_with_copy(copy, file, code)
         if changes:
             differs = list_changes(changes)
-            found.append(f"the file waits for tidegate deploy; it differs in {differs}")
+            found.append(f"{_FILE_WAITS} {differs}")
     return found
 
 

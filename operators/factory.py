@@ -115,7 +115,7 @@ def build_dags(
         try:
             built = [*_PipelineDags(spec, str(path.absolute()), conn_id).build(quality_every)]
             dags += built
-            swept.append(spec)
+            swept.append((spec, path))
         except Exception as error:
             findings.append(f"{path}: Airflow cannot build its DAGs: {error}")
     dags += _build_sweep_dags(swept, conn_id, str(folder), f"{SWEEP_DAG_ID}{suffix}")
@@ -311,15 +311,15 @@ class _PipelineDags:
 
 
 def _build_sweep_dags(
-    specs: Sequence[SupervisedSpec], conn_id: str | None, folder: str, dag_id: str
+    specs: Sequence[tuple[SupervisedSpec, Path]], conn_id: str | None, folder: str, dag_id: str
 ) -> Iterator[DAG]:
     """One sweep for all pipelines with the same cron.
 
     A process per pipeline would cost more than the streams that it guards.
     """
-    groups: dict[str, list[SupervisedSpec]] = defaultdict(list)
-    for spec in specs:
-        groups[spec.supervision.sweep].append(spec)
+    groups: dict[str, list[tuple[SupervisedSpec, Path]]] = defaultdict(list)
+    for spec, path in specs:
+        groups[spec.supervision.sweep].append((spec, path))
     # The sweep of the most pipelines has the plain id, so that a usual site has only that one.
     usual = max(groups, key=lambda cron: len(groups[cron]), default="")
     taken: set[str] = set()
@@ -336,12 +336,14 @@ def _build_sweep_dags(
             tags=["tidegate"],
             **_DAG_DEFAULTS,
         ) as dag:
-            pipelines = [spec.name for spec in group]
+            own = [spec for spec, _ in group]
+            pipelines = [spec.name for spec in own]
             look = SweepOperator(
                 task_id="look", pipelines=pipelines, conn_id=conn_id, folder=folder
             )
             TriggerDagRunOperator.partial(task_id="start").expand(trigger_dag_id=look.output)
-            look >> SweepReportOperator(task_id="report", specs=group, conn_id=conn_id)
+            files = [str(path.absolute()) for _, path in group]
+            look >> SweepReportOperator(task_id="report", specs=own, files=files, conn_id=conn_id)
         yield dag
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -35,6 +36,7 @@ from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.checkpoints.store import Store, map_in_threads
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.spec.job_spec import SupervisedSpec
+from tidegate.jobs.spec.loader import load_any_spec
 
 from .driver_shutdown import StopOrder, stop_driver, terminate_driver
 from .errors import STOP_DURING_RESTORE, SWEEP_UNREADABLE
@@ -147,15 +149,23 @@ class SweepReportOperator(BaseOperator):
 
     Args:
         specs: of the pipelines; those with alerts, of their own or the deployment's, are looked at.
+        files: of their specs. In what they differ from what is deployed is noted for the page,
+            which may have no file.
         conn_id: Airflow connection of the store; None for the environment.
     """
 
     ui_color = "#e3e3e3"
 
     def __init__(
-        self, *, specs: Sequence[SupervisedSpec] = (), conn_id: str | None = None, **kwargs: Any
+        self,
+        *,
+        specs: Sequence[SupervisedSpec] = (),
+        files: Sequence[str] = (),
+        conn_id: str | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.files = list(files)
         self.announcing = [spec for spec in specs if find_usable_alerts(spec)]
         self.conn_id = conn_id
 
@@ -165,13 +175,28 @@ class SweepReportOperator(BaseOperator):
         Raises:
             PoisonError: at least one pipeline could not be judged.
         """
-        if self.announcing:
+        if self.announcing or self.files:
             store = wrap_store(shorten_patience(StoreAccess.resolve(self.conn_id).open()))
             map_in_threads(lambda spec: self._announce(store, spec), self.announcing)
+            map_in_threads(lambda file: self._note_file(store, Path(file)), self.files)
         found = context["ti"].xcom_pull(task_ids="look", key=UNREADABLE_KEY) or {}
         if found:
             findings = "; ".join(f"{name}: {message}" for name, message in found.items())
             raise SWEEP_UNREADABLE(names=", ".join(found), findings=findings)
+
+    def _note_file(self, store: Store, file: Path) -> None:
+        """Note in what a file differs from what is deployed; the next sweep tries again."""
+        # Imported here, because every parse of the DAGs would pay for the rules of changes.
+        from tidegate.checkpoints.deployed_specs import note_file
+        from tidegate.jobs.spec.user_code import collect_code
+
+        try:
+            spec = load_any_spec(file)
+            note_file(store, spec.name, spec, collect_code(spec, file))
+        except TidegateError as error:
+            self.log.warning("%s: not compared with what is deployed: %s", file, error.message)
+        except Exception:  # a defect must not hide what the sweep found
+            self.log.exception("%s: not compared with what is deployed", file)
 
     def _announce(self, store: Store, spec: SupervisedSpec) -> None:
         """Announce the incidents of a pipeline; the next sweep tries again what fails."""

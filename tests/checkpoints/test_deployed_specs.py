@@ -14,8 +14,10 @@ from tidegate.checkpoints.deployed_specs import (
     confirm_deploy,
     count_attempt,
     fill_secrets,
+    list_deploy_warnings,
     make_copy,
     note_failed_deploy,
+    note_file,
     read_copy,
     read_deployed,
     start_deploy,
@@ -144,3 +146,48 @@ def test_deploying_the_current_copy_takes_a_deploy_back(store: LocalStore) -> No
     start_deploy(store, "p", second, who="olga")
     back = start_deploy(store, "p", first, who="olga")
     assert (back.trying, back.current) == (None, deploy_of(first))
+
+
+def test_what_a_file_differs_in_is_known_where_there_is_no_file(store: LocalStore) -> None:
+    """As long as that copy is the deployed one; a file that is as deployed waits for nothing."""
+    note_file(store, "p", parse_spec(SPEC), {})  # nothing is deployed
+    copy, later = copy_of(), SPEC.replace("lag: 1s", "lag: 5s")
+    write_copy(store, "p", copy)
+    confirm_deploy(store, "p", deploy_of(copy))
+    assert list_deploy_warnings(store, "p", None, {}) == []
+    note_file(store, "p", parse_spec(later), {})
+    (says,) = list_deploy_warnings(store, "p", None, {})
+    assert says == list_deploy_warnings(store, "p", parse_spec(later), {})[0]
+    assert "sources.b.lag" in says
+    note_file(store, "p", parse_spec(SPEC), {})
+    assert list_deploy_warnings(store, "p", None, {}) == []
+    note_file(store, "p", parse_spec(later), {})
+    deployed = copy_of(later)
+    write_copy(store, "p", deployed)
+    start_deploy(store, "p", deployed, who="olga")
+    confirm_deploy(store, "p", deploy_of(deployed))
+    assert list_deploy_warnings(store, "p", None, {}) == []
+
+
+def test_the_note_of_a_file_is_written_once(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sweep compares; a note that a person has spoiled is written again."""
+    copy, later = copy_of(), parse_spec(SPEC.replace("lag: 1s", "lag: 5s"))
+    write_copy(store, "p", copy)
+    confirm_deploy(store, "p", deploy_of(copy))
+    written: list[str] = []
+    put = LocalStore.put
+
+    def put_counted(self: LocalStore, key: str, data: bytes) -> str:
+        written.append(key)
+        return put(self, key, data)
+
+    monkeypatch.setattr(LocalStore, "put", put_counted)
+    for _ in range(2):
+        note_file(store, "p", later, {})
+    assert written == ["p/index/file.json"]
+    put(store, "p/index/file.json", b"{")
+    assert list_deploy_warnings(store, "p", None, {}) == []
+    note_file(store, "p", later, {})
+    assert len(list_deploy_warnings(store, "p", None, {})) == 1

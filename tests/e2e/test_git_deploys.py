@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,21 @@ class Counted:
         """Wait until Airflow has read a commit."""
         self.cockpit.until(lambda: self._read_newest() == commit, 60, "the commit in Airflow")
 
+    def sweep(self) -> None:
+        """Run the sweep of the newest commit."""
+        run = self.cockpit.api.trigger_dag("tidegate.sweep")
+        assert self.cockpit.ended("tidegate.sweep", run, 120)["state"] == "success"
+
+    def read_page(self) -> Any:
+        """What the page shows of the stream."""
+        return json.loads(self.cockpit.get("api/streams/counted.stream", "vic")[1])
+
+    def waits_for_deploy(self) -> bool:
+        """Whether the page says that the file waits for a deploy."""
+        rows = json.loads(self.cockpit.get("api/streams", "vic")[1])["streams"]
+        says = [finding["says"] for row in rows for finding in row["findings"]]
+        return any("waits for tidegate deploy; it differs in" in one for one in says)
+
     @property
     def commit(self) -> str | None:
         """Of what is deployed."""
@@ -109,7 +125,7 @@ def test_a_commit_waits_for_its_deploy(tmp_path: Path, monkeypatch: pytest.Monke
     """Commits that come while the stream runs and sleeps change nothing until one is deployed.
 
     Its driver outlives the folder of its run's commit, which a deferred task does not protect.
-    The API server has no checkout.
+    The API server has no checkout, and says what waits.
     """
     team, storage = Team(tmp_path / "team"), tmp_path / "bundles"
     first = team.push(1)
@@ -142,16 +158,17 @@ def test_a_commit_waits_for_its_deploy(tmp_path: Path, monkeypatch: pytest.Monke
         assert stream.count() == 1
         assert stream.commit == first[:12]
 
+        stream.sweep()
+        cockpit.until(stream.waits_for_deploy, 60, "that the page says what waits")
         deploy = cockpit.api.trigger_dag("counted.deploy", {"reason": "bigger steps"})
         assert cockpit.ended("counted.deploy", deploy, 240)["state"] == "success"
         assert stream.count() == 100
-        shown = json.loads(cockpit.get("api/streams/counted.stream", "vic")[1])
-        assert shown["commit"] == stream.commit == newest[:12]
+        assert stream.commit == newest[:12]
+        cockpit.until(lambda: stream.read_page()["commit"] == newest[:12], 60, "its commit there")
 
         # A worker that begins another task cleans up, and nothing holds the commit of the run.
         stream.sleep()
-        sweep = cockpit.api.trigger_dag("tidegate.sweep")
-        assert cockpit.ended("tidegate.sweep", sweep, 120)["state"] == "success"
+        stream.sweep()
         folder = storage / "team/versions" / first
         cockpit.until(lambda: not folder.exists(), 60, "deletion of the first commit's folder")
         assert stream.count() == 100

@@ -16,6 +16,13 @@ from tests.servers.alert_receivers import running
 from tests.servers.memory_store import MemoryStore
 
 from tidegate.checkpoints.bucket_layout import BucketLayout
+from tidegate.checkpoints.deployed_specs import (
+    Deploy,
+    confirm_deploy,
+    list_deploy_warnings,
+    make_copy,
+    write_copy,
+)
 from tidegate.checkpoints.driver_reports import DriverStatus, write_status
 from tidegate.checkpoints.driver_requests import (
     DesiredState,
@@ -31,6 +38,7 @@ from tidegate.checkpoints.pipeline_identity import ProcessIdentity
 from tidegate.checkpoints.store import Store, StoredObject
 from tidegate.errors import PoisonError
 from tidegate.jobs.spec.job_spec import JobSpec
+from tidegate.jobs.spec.loader import load_any_spec
 from tidegate.operators import sweep_operator
 from tidegate.operators.driver_shutdown import (
     StopOrder,
@@ -277,3 +285,22 @@ def test_a_defect_in_announcing_does_not_fail_the_sweep(
     monkeypatch.setattr(sweep_operator, "announce_incidents", fail)
     with pytest.raises(PoisonError, match="damaged"):
         report.execute({"ti": task})
+
+
+def test_the_sweep_notes_in_what_files_differ(empty_store: Store, tmp_path: Path) -> None:
+    """For a page without a checkout. A file that is broken keeps no other from being compared."""
+    copies = {}
+    for name in ("a", "b"):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"apiVersion: tidegate/v1\nkind: job\nname: {name}\napp: job.py\n")
+        copies[name] = make_copy(load_any_spec(file), {"job.py": "x = 1\n"})
+        write_copy(empty_store, name, copies[name])
+        confirm_deploy(empty_store, name, Deploy(digest=copies[name].digest, who="ann", at=1))
+    (tmp_path / "job.py").write_text("x = 2\n")
+    (tmp_path / "a.yaml").write_text("name: [\n")
+    files = [str(tmp_path / f"{name}.yaml") for name in ("a", "b")]
+    report = SweepReportOperator(task_id="report", files=files)
+    report.execute({"ti": SimpleNamespace(xcom_pull=lambda **_: {})})
+    assert list_deploy_warnings(empty_store, "a", None, {}) == []
+    (says,) = list_deploy_warnings(empty_store, "b", None, {})
+    assert "code job.py: 1 lines added, 1 removed" in says
