@@ -123,6 +123,9 @@ def test_a_worker_without_memory_refuses_its_slice(
     """The first job says so, and none of its workers ends."""
     small = {python_tasks.CONTAINER_VARIABLE: str(1 << 20)}
     monkeypatch.setattr(python_tasks, "_describe_container", lambda _: small)
+    # Other tests share the session, whose workers keep their environment.
+    context = session.sparkContext
+    monkeypatch.setattr(context, "environment", context.environment)
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
     cut = Cut((slice_of(store, Member("a"), rows_at(1, 2)),))
