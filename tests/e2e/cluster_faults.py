@@ -320,6 +320,8 @@ RUNS: Final = (
     ("fold", "connect"),
     ("slow", "standalone"),
     ("away", "standalone"),
+    ("slow", "connect"),
+    ("away", "connect"),
 )
 """Each fault with the masters on which it is run."""
 
