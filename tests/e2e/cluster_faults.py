@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -56,6 +57,10 @@ _SPECULATION: Final = {
     "spark.speculation.quantile": "0.5",
     "spark.speculation.multiplier": "2",
     "spark.speculation.minTaskRuntime": "500ms",
+}
+_CONF: Final = {
+    "slow": _SPECULATION,
+    "again": {"spark.task.maxFailures": "1"},  # each try takes as long as a new executor
 }
 _AWAY: Final = 120.0  # seconds
 _RESTARTS: Final = 3
@@ -171,7 +176,7 @@ class Bench:
             with patch.dict(os.environ, faults.environment()):
                 servers = standalone(folder, 2, cores=1, have_own_hosts=fault == "slow")
                 cluster = stack.enter_context(servers)
-            conf = {"spark.executor.memory": "1g", **(_SPECULATION if fault == "slow" else {})}
+            conf = {"spark.executor.memory": "1g", **_CONF.get(fault, {})}
             if kind == "connect":
                 own_master = {**conf, "spark.master": cluster.master}
                 server = stack.enter_context(connect_server(folder, own_master))
@@ -254,6 +259,23 @@ def _kill_executor(bench: Bench, rig: Rig, kind: str) -> str:
     return result
 
 
+def kill_again(bench: Bench, rig: Rig) -> str:
+    """kill -9 of each executor that takes a slice: the driver names it and ends after minutes."""
+    rig.faults.kill_executors_after("table:late")
+    code = rig.pipeline.start().wait(timeout=_PATIENCE)
+    log = rig.pipeline.log_text()
+    assert code == FailureClass.POISON.exit_code, f"{code}: {log}"
+    assert "spark.executors_lost_again" in log, log
+    named = re.search(r"(\d+ jobs) lost their executors with (.+?\.parquet rows 0 to \d+)", log)
+    assert named is not None, log
+    sealed = rig.pipeline.log().head().slot
+    # Without the fault the next driver reads everything.
+    rig.faults.stop_killing("table:late")
+    _run_to_end(rig)
+    ended = f"ended after epoch {sealed} and {named[1]} with {named[2]}"
+    return f"{ended}; {bench.check(rig)}"
+
+
 def slow_worker(bench: Bench, rig: Rig) -> str:
     """A worker that is slow by ten; Spark starts its tasks a second time elsewhere."""
     rig.faults.slow_down()
@@ -304,6 +326,7 @@ FAULTS: Final[dict[str, Callable[[Bench, Rig], str]]] = {
     "share": kill_in_shared_release,
     "streams": kill_in_dispatch,
     "fold": kill_in_fold,
+    "again": kill_again,
     "slow": slow_worker,
     "away": lose_cluster,
 }
@@ -314,6 +337,7 @@ RUNS: Final = (
     ("share", "standalone"),  # Spark Connect does not say how many tasks run at a time
     ("streams", "standalone"),
     ("fold", "standalone"),
+    ("again", "standalone"),
     ("job-1", "connect"),
     ("job-2", "connect"),
     ("streams", "connect"),

@@ -21,6 +21,7 @@ FOLDER: Final = "TIDEGATE_TEST_TASK_FAULTS"
 SLOW_WORKER: Final = "worker-0"
 """The folder of the worker that `slow_down` is about; its executors work below it."""
 FOLDED: Final = "folded"
+_AGAIN: Final = "again"
 _SLOWNESS: Final = 10
 _LEAST_DELAY: Final = 3.0  # seconds
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -64,6 +65,15 @@ class TaskFaults:
         """
         (self.folder / "part").write_text("")
         (self.folder / "part").rename(self._name_order(kind))
+
+    def kill_executors_after(self, kind: str) -> None:
+        """The same, and then each task that does so for the same slice."""
+        (self.folder / _AGAIN).touch()
+        self.kill_executor_after(kind)
+
+    def stop_killing(self, kind: str) -> None:
+        """Take back that order."""
+        self._name_order(kind).unlink()
 
     def slow_down(self) -> None:
         """Let the tasks of one worker take ten times as long to write a file from now on."""
@@ -110,15 +120,20 @@ class TaskFaults:
         with self._written.open("a") as out:
             out.writelines(json.dumps(asdict(one)) + "\n" for one in files)
         for one in files:
-            self.obey(one.kind)
+            self.obey(one.kind, task.partitionId())
 
-    def obey(self, kind: str) -> None:
+    def obey(self, kind: str, partition: int | None = None) -> None:
         """Called by a worker: die with the executor if that is the order."""
-        order = self._name_order(kind)
+        order, again = self._name_order(kind), self.folder / _AGAIN
+        if again.exists() and again.read_text() not in ("", str(partition)):
+            return  # only the slice that was the first
         try:
             order.rename(order.with_suffix(".done"))
         except FileNotFoundError:
             return
+        if again.exists():
+            again.write_text(str(partition))
+            self.kill_executor_after(kind)
         above = psutil.Process().parents()
         next(one for one in above if one.name() == "java").kill()
         os.kill(os.getpid(), signal.SIGKILL)
