@@ -34,8 +34,8 @@ class LostWorkers:
 
     def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._pipeline, self._clock, self._lock = pipeline, clock, threading.Lock()
-        # Kind -> the work that lost its executors, how often, and when it did first.
-        self._lost: dict[str, tuple[str, int, float]] = {}
+        # Kind -> work that lost its executors -> how often, and when it did first.
+        self._lost: dict[str, dict[str, tuple[int, float]]] = {}
 
     def judge(self, kind: str, error: BaseException) -> TidegateError | None:
         """Return the error for a job that lost its executors, as `detect_lost_executors` does.
@@ -49,11 +49,10 @@ class LostWorkers:
         work = " ".join(getattr(error, "__notes__", ())) or kind
         now = self._clock()
         with self._lock:
-            known, jobs, since = self._lost.pop(kind, (work, 0, now))
-            if known != work:  # another slice of the same epochs
-                jobs, since = 0, now
+            known = self._lost.setdefault(kind, {})
+            jobs, since = known.pop(work, (0, now))
             if jobs + 1 < MOST_JOBS or now - since < LEAST_SECONDS:
-                self._lost[kind] = (work, jobs + 1, since)
+                known[work] = (jobs + 1, since)
                 return lost
         cause = next((line for line in lines(error) if "Lost task" in line), lost.message)[:500]
         return EXECUTORS_LOST_AGAIN(pipeline=self._pipeline, jobs=jobs + 1, work=work, cause=cause)

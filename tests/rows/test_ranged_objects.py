@@ -50,11 +50,8 @@ def read_rows(part: JsonObject, store: S3Store) -> Any:
     return read_parts(own.columns, [(0, own)], source)["t"]
 
 
-def test_only_the_ranges_of_planned_rows_are_fetched(
-    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows are those of the whole object, and a task never has all of its bytes."""
-    store, part, rows = planned
+def count_fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each later answer of the store."""
     fetched: list[int] = []
     get_version = S3Store.get_version
 
@@ -64,6 +61,15 @@ def test_only_the_ranges_of_planned_rows_are_fetched(
         return data
 
     monkeypatch.setattr(S3Store, "get_version", get_counted)
+    return fetched
+
+
+def test_only_the_ranges_of_planned_rows_are_fetched(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are those of the whole object, and a task never has all of its bytes."""
+    store, part, rows = planned
+    fetched = count_fetched(monkeypatch)
     some = {**part, "row_start": 8_000, "row_end": 13_000}
     assert read_rows(some, store).equals(rows["t"].slice(8_000, 5_000))
     assert fetched == [part["size"]]
@@ -80,15 +86,7 @@ def test_batches_fetch_each_range_once(
 ) -> None:
     """A batch that ends within a row group leaves the rest of it to the next one."""
     store, part, rows = planned
-    fetched: list[int] = []
-    get_version = S3Store.get_version
-
-    def get_counted(self: S3Store, *arguments: Any) -> bytes:
-        data = get_version(self, *arguments)
-        fetched.append(len(data))
-        return data
-
-    monkeypatch.setattr(S3Store, "get_version", get_counted)
+    fetched = count_fetched(monkeypatch)
     monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
     source = spec_of({"a": {}}).sources["a"]
     opened = open_part(0, part, store.uri(KEY), source)

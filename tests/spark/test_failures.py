@@ -157,6 +157,14 @@ def test_only_the_same_work_is_given_up_and_only_after_minutes() -> None:
         other.add_note(f"slice {number}")
         assert isinstance(lost.judge("p", other), TransientError)
         now[0] += LEAST_SECONDS
+    lost.forget("p")
+    ends = []
+    for number in range(2 * MOST_JOBS):  # two slices take turns to fail first
+        other = RuntimeError("ExecutorLostFailure (executor 1 exited)")
+        other.add_note(f"slice {number % 2}")
+        ends.append(type(lost.judge("p", other)))
+        now[0] += LEAST_SECONDS
+    assert ends == [TransientError] * 2 * (MOST_JOBS - 1) + [PoisonError] * 2
     for _ in range(2 * MOST_JOBS):
         assert isinstance(lost.judge("a sink", words), TransientError)
     assert isinstance(lost.judge("p", words), TransientError)
