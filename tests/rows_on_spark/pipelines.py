@@ -23,7 +23,8 @@ from tests.rows_on_spark.rights import grant_rights
 from tests.rows_on_spark.stage import Stage, build_spark_settings
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import FlightsFeed
-from tidegate.jobs.spec.loader import parse_spec
+from tidegate.jobs.spec.loader import parse_spec, read_spec_text
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = 800_000  # objects of 100,000 rows are above the size from which a footer may be read
@@ -39,11 +40,13 @@ class Pipeline:
         name: for the table and for ARGS.
         fields: its spec, without Spark's master.
         fill: writes its input.
+        options: further ones of the driver.
     """
 
     name: str
     fields: Fields
     fill: Fill
+    options: tuple[str, ...] = ()
 
 
 def upload_folder(store: Store, folder: Path) -> None:
@@ -161,8 +164,43 @@ def list_pipelines() -> list[Pipeline]:
     ]
 
 
-def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], StorePlace]:
-    """Write input and spec of a pipeline; the command of its driver, and its place."""
+def read_pipeline(spec: Path, folder: Path) -> Pipeline:
+    """A spec that is not in the repository, with its input.
+
+    Its sources get an end: `bounded`, and the marker where the folder has none. The files of a table
+    have no end, so there the driver ends when it finds nothing more.
+
+    Args:
+        spec: the YAML file; its sources are folders of objects in the store.
+        folder: holds each file where the spec has it in the store.
+    """
+    fields: Fields = read_spec_text(spec).merged
+    places: list[str] = []
+    options: tuple[str, ...] = ()
+    for name, source in fields["sources"].items():
+        path = str(source.get("path", ""))
+        if source.get("kind") == "kafka" or "://" in path or not (folder / path).is_dir():
+            raise ValueError(f"source {name}: its path has to be a folder below {folder}")
+        if "table" in source:
+            options = ("--until-idle", "15")
+            continue
+        source["bounded"] = True
+        places.append(f"{path.rstrip('/')}/_DONE")
+
+    def fill(store: Store, _folder: Path) -> None:
+        """Upload the files, then the markers."""
+        upload_folder(store, folder)
+        for place in places:
+            if not (folder / place).exists():
+                store.put(place, b"")
+
+    return Pipeline(fields["name"], fields, fill, options)
+
+
+def prepare(
+    pipeline: Pipeline, stage: Stage, prefix: str
+) -> tuple[PipelineSpec, list[str], StorePlace]:
+    """Write input and spec of a pipeline; the spec, the command of its driver, and its place."""
     spark = {**pipeline.fields.get("spark", {}), "master": stage.master, "driver_memory": "1g"}
     spark["conf"] = {**spark.get("conf", {}), **build_spark_settings(stage.event_log)}
     text = json.dumps({**pipeline.fields, "spark": spark})  # JSON is YAML
@@ -178,4 +216,5 @@ def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], S
         grant_rights(stage.minio, stage.driver_keys, stage.executor_keys, spec, prefix)
     store.close()
     place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))
-    return [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url], place
+    command = [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url]
+    return spec, [*command, *pipeline.options], place
