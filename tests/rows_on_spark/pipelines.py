@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import fastavro
 import pyarrow.parquet as pq
+from pyarrow import orc
 from ruamel.yaml import YAML
 
 from tests.bench.generate import generate
@@ -28,6 +33,18 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = 800_000  # objects of 100,000 rows are above the size from which a footer may be read
+FORMATS: Final = {"s0": "csv.gz", "s1": "avro", "s2": "orc", "s3": "json.gz"}
+AVRO: Final = {
+    "type": "record",
+    "name": "row",
+    "fields": [
+        {"name": "source", "type": "int"},
+        {"name": "seq", "type": "long"},
+        {"name": "event_time", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "key", "type": ["null", "int"]},
+        {"name": "value", "type": "double"},
+    ],
+}
 Fields = dict[str, Any]
 Fill = Callable[[Store, Path], None]
 
@@ -59,6 +76,35 @@ def upload_folder(store: Store, folder: Path) -> None:
 def fill_generated(store: Store, folder: Path, rows: int, files: int) -> None:
     """The rows of the benches."""
     generate(folder / "inbox", rows, files)
+    upload_folder(store, folder)
+
+
+def fill_formats(store: Store, folder: Path, rows: int) -> None:
+    """The rows of the benches, each source in a format of its own, and a row that is dead."""
+    generate(folder / "parquet", rows, 2)
+    for path in sorted((folder / "parquet").rglob("*.parquet")):
+        table = pq.read_table(path)
+        source = path.parent.name
+        place = folder / "inbox" / source / f"{path.stem}.{FORMATS[source]}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source == "s2":
+            orc.write_table(table, place)
+        elif source == "s1":
+            with place.open("wb") as out:
+                fastavro.writer(out, AVRO, table.to_pylist())
+        else:
+            lines = [{**row, "event_time": str(row["event_time"])} for row in table.to_pylist()]
+            lines[0]["key"] = "no key"
+            with gzip.open(place, "wt") as text:
+                if source == "s0":
+                    writer = csv.DictWriter(text, lines[0], quoting=csv.QUOTE_ALL)
+                    writer.writeheader()
+                    writer.writerows(lines)
+                else:
+                    text.writelines(f"{json.dumps(line)}\n" for line in lines)
+    for source in FORMATS:
+        (folder / "inbox" / source / "_DONE").touch()
+    shutil.rmtree(folder / "parquet")
     upload_folder(store, folder)
 
 
@@ -135,6 +181,9 @@ def list_pipelines() -> list[Pipeline]:
         source["edges"] = {"kind": "kind", "keys": ["key"]}
     for window in edges["windows"].values():
         window |= {"late_unit": "event", "aggregates": {"n": "count(*)", "top": "max(abs(value))"}}
+    formats = build_default_fields("formats")
+    for name, source in formats["sources"].items():
+        source["format"] = FORMATS[name].partition(".")[0]
     kept = build_default_fields("kept")
     for window in kept["windows"].values():
         window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
@@ -159,6 +208,7 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("sinks", sinks, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("only-spark", only_spark, many),
         Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
+        Pipeline("formats", formats, partial(fill_formats, rows=40_000)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
     ]
