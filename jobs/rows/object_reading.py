@@ -26,14 +26,17 @@ from tidegate.jobs.sources.object_inspection import (
     read_footer,
 )
 from tidegate.jobs.spec.source_spec import SourceSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
 from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader, unreadable_objects_error
 
 RANGED_BYTES: Final = 32 << 20
-"""Parquet objects of a bucket that are larger are read in ranges, not held whole."""
+"""Parquet objects of a bucket that are larger are read in ranges, not held whole.
+
+So are those that several tasks divide.
+"""
 
 
 class RangedObject(io.RawIOBase):
@@ -144,19 +147,37 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         TransientError: the store does not answer, or the object has changed.
     """
     path: Path | io.BytesIO = Path(uri)
-    is_encoded = needs_decoding(source, part["key"])
     if "://" in uri:
         store, key = _locate_object(uri)
-        if part["size"] > RANGED_BYTES and not is_encoded:
+        if _is_read_in_ranges(part, source):
             return make_part(index, part, RangedObject(store, key, part["etag"], part["size"]))
         if part["size"] >= LARGE_READ:
             require_room(part["size"])
         path = io.BytesIO(store.get_version(key, part["etag"]))
     elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())
-    if is_encoded:
+    if needs_decoding(source, part["key"]):
         path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
+
+
+def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> int:
+    """Return how many bytes of an object are read for its rows in a cut.
+
+    `is_open` says whether it was opened for the rows before them.
+    """
+    if not _is_read_in_ranges(part, source):
+        return 0 if is_open else int(part["size"])
+    rows: int = part["row_end"] - part["row_start"]
+    return int(part["size"]) * rows // int(part["rows"])
+
+
+def _is_read_in_ranges(part: JsonView, source: SourceSpec) -> bool:
+    """Whether of an object in a bucket only the row groups are read that have rows of a cut."""
+    rows: int = part["row_end"] - part["row_start"]
+    is_share = "breaks" in part and rows < part["rows"]
+    is_large: bool = part["size"] > RANGED_BYTES
+    return (is_share or is_large) and not needs_decoding(source, part["key"])
 
 
 def make_part(

@@ -25,6 +25,7 @@ from tidegate.jobs.rows.event_files import (
     CutSummary,
     EventsOrder,
     FileAnswer,
+    FirstPositions,
     RangesOrder,
     Shipped,
     cut_rows,
@@ -112,8 +113,8 @@ def run_read_job(
         raise
 
 
-def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
-    """Write the kept rows of each unit, whose slices begin at these positions."""
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
+    """Write the kept rows of each unit, which begin at these positions."""
     body = partial(_write_unit_rows, _pickle.dumps((order, firsts)))
     files = map_in_workers(_select_pieces(kept), body)
     return sort_file_answers(order, collect_answers(files), kept.units)
