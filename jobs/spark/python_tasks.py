@@ -37,6 +37,7 @@ from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
     FileAnswer,
+    FirstPositions,
     RangesOrder,
     Shipped,
     cut_rows,
@@ -164,8 +165,8 @@ def sort_unit_answers(
     return [found[unit.number][0] for unit in units]
 
 
-def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
-    """Write the kept rows of each unit, whose slices begin at these positions."""
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
+    """Write the kept rows of each unit, which begin at these positions."""
     write = partial(_write_unit_rows, order, firsts)
     return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
 
@@ -425,7 +426,7 @@ def _read_units(
 
 
 def _write_unit_rows(
-    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterator[KeptPiece]
+    order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
     prepare_worker()
     yield write_unit_events(order, firsts, unit, pieces)
