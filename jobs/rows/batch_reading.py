@@ -222,7 +222,6 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
     total.rows += answer.rows
     total.read_bytes += answer.read_bytes
     total.missing |= answer.missing
-    total.odd |= answer.odd
     for one in answer.slices:
         _add_slice(total, one)
     if answer.kept is not None:

@@ -4,7 +4,7 @@ import io
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -197,14 +197,14 @@ class ObjectInspector:
         return None
 
 
-def describe_encoded_object(key: str, data: bytes, spec: SourceSpec) -> Footer | BadObject:
+def describe_encoded_object(key: str, file: Any, spec: SourceSpec) -> Footer | BadObject:
     """Return the rows and columns of an object's decoded copy, or why there is none."""
-    found = describe_decoded_object(key, data, spec)
+    found = describe_decoded_object(key, file, spec)
     if isinstance(found, BadObject):
         return found
-    rows, file = found
-    described = _describe_columns(file)
-    return described if isinstance(described, BadObject) else Footer(rows, described.columns)
+    rows, columns = found
+    # Either has the number of rows, and the file with the columns has none.
+    return replace(_describe_columns(columns), rows=rows)
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:

@@ -22,11 +22,9 @@ from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.object_reading import open_part
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
-from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
     UnitAnswer,
-    UnitReading,
     list_parts,
     read_unit,
     select_parts,
@@ -225,23 +223,3 @@ def test_partial_aggregates_of_all_batches_are_sent_together(
     order = order_of(spec, store)
     stored = read_all(replace(order, sent_bytes=1), unit)[0].partials["w"]
     assert isinstance(stored, StoredTable)
-
-
-def test_an_odd_message_in_one_batch_is_known_of_the_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sources with messages that only Spark SQL decodes are those of all batches."""
-    store = LocalStore(tmp_path)
-    spec = spec_of({"a": {}}, windows={"w": WINDOW})
-    rows = table_of(rows_at(*range(4)))
-    (unit,) = divide_cut(
-        spec, Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store
-    )
-    monkeypatch.setattr(batch_reading, "MOST_CELLS", 4 * spec.sources["a"].width)
-
-    def find_odd_message(order: ReadOrder, batch: ReadUnit, opened: object) -> UnitReading:
-        answer = UnitAnswer(batch.number, odd={"a"}, left="a message that only Spark SQL decodes")
-        return UnitReading(answer, TaskReport.measure_since(0.0), None)
-
-    monkeypatch.setattr(batch_reading, "read_unit", find_odd_message)
-    assert read_all(order_of(spec, store), unit)[0].odd == {"a"}

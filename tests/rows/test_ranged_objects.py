@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,17 @@ from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rows import object_reading, slice_reading
-from tidegate.jobs.rows.object_reading import count_read_bytes, make_part, open_part
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    count_read_bytes,
+    describe_unit,
+    divide_objects,
+    make_part,
+    open_part,
+)
 from tidegate.jobs.rows.slice_reading import RowReader, read_parts
-from tidegate.jobs.sources import object_inspection
-from tidegate.jobs.sources.object_inspection import Footer, read_footer
+from tidegate.jobs.sources import byte_streams, object_inspection, text_chunks
+from tidegate.jobs.sources.object_inspection import Footer, InspectedObject, read_footer
 from tidegate.json_types import JsonObject
 
 pytestmark = pytest.mark.minio
@@ -171,3 +179,35 @@ def test_a_replaced_object_is_never_read_in_part(
     store.put(KEY, store.get(KEY).data + b"x")
     with pytest.raises(PreconditionFailedError):
         read_rows(part, store)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_text_is_decoded_in_ranges(
+    minio_environment: RealMinio, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """It is found, and read as it was found; one that is replaced meanwhile is not."""
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
+    monkeypatch.setattr(byte_streams, "READ_BYTES", 10_000)
+    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", 10_000)
+    store, key = S3Store(minio_environment.settings()), f"inbox/a/{ending}large.json{ending}"
+    source = spec_of({"a": {"format": "json"}}).sources["a"]
+    times = [f"2026-01-01T00:{n // 60:02}:{n % 60:02}Z" for n in range(3_000)]
+    lines = "".join(f'{{"t": "{time}", "n": {n}, "o": 0}}\n' for n, time in enumerate(times))
+    store.put(key, gzip.compress(lines.encode()) if ending else lines.encode())
+    info = store.stat(key)
+    assert info is not None
+    fetched = count_fetched(monkeypatch)
+    (unit,) = divide_objects(source, [FoundObject(key, store.uri(key), info.size)])
+    (found,) = describe_unit(unit).found
+    assert isinstance(found, InspectedObject)
+    assert isinstance(found.content, Footer)
+    assert (found.etag, found.content.rows) == (info.etag, 3_000)
+    part = {"key": key, "etag": info.etag, "size": info.size, "ordinal": 0, "rows": 3_000}
+    part |= {"row_start": 1_000, "row_end": 3_000, "columns": found.content.columns}
+    own = open_part(0, part, store.uri(key), source)
+    assert read_parts(own.columns, [(0, own)], source)["n"].to_pylist() == [*range(1_000, 3_000)]
+    assert max(fetched) <= 10_000
+    assert sum(fetched) == 2 * info.size
+    store.put(key, b"{}")
+    with pytest.raises(PreconditionFailedError):
+        open_part(0, part, store.uri(key), source)

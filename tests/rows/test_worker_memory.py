@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -144,8 +146,10 @@ def test_memory_that_is_short_is_no_fault_of_an_object(
     assert answer.error is not None
     assert answer.error.code == "rows.no_memory"
 
-    def run_out(*_: object) -> pa.Table:
+    def run_out(*_: object) -> Iterator[pa.Table]:
         raise duckdb.OutOfMemoryException("63.6 MiB/64.0 MiB used")
 
     with pytest.raises(duckdb.OutOfMemoryException):
-        object_decoding._decode_object("a.json", b"{}", spec.sources["a"], run_out)
+        list(
+            object_decoding._decode_object("a.json", io.BytesIO(b"{}"), spec.sources["a"], run_out)
+        )
