@@ -26,8 +26,11 @@ from .window_merges import WindowMerge, list_bucket_columns
 
 MERGE_ROWS: Final = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
-MERGE_BYTES: Final = 16 << 20
-"""Bytes of them, compressed, that the driver holds, of all windows of a pipeline."""
+MERGE_BYTES: Final = 8 << 20
+"""Bytes of them, compressed, that the driver merges, of all windows of a pipeline.
+
+They are read and written: results and state can be twice as large together, the driver's 16 MiB.
+"""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ Of the same values in the same order Spark SQL builds an equal HLL sketch. A KLL
 
 import math
 from bisect import bisect_left
-from itertools import accumulate
 from typing import Any, Final
 
 import duckdb
@@ -129,20 +128,22 @@ def read_quantile(sketch: Any, rank: float) -> float | None:
     """
     if sketch.is_empty():
         return None
-    kept = sorted(sketch, key=lambda item: item[0])
-    values = [value for value, _ in kept]
-    upto = list(accumulate(weight for _, weight in kept))
-    least, greatest = sketch.get_min_value(), sketch.get_max_value()
-    if values[-1] != greatest:
-        values.append(greatest)
-        upto[-1:] = [sketch.n - 1, sketch.n]
-    if values[0] != least:
-        values.insert(0, least)
-        upto.insert(0, 1)
+    # The weights beside the values are wrong if none of them is 1, as after a merge.
+    values = sorted(value for value, _ in sketch)
+    last, least, greatest = values[-1], sketch.get_min_value(), sketch.get_max_value()
+
+    def count_upto(value: float) -> int:
+        """Return how many numbers are at or below it."""
+        count: int = round(sketch.get_rank(value, inclusive=True) * sketch.n)
+        return count - 1 if value == last and last != greatest else count
+
     wanted = rank * sketch.n
     if sketch.n <= _ROUNDING:
         wanted = math.floor(wanted * _ROUNDING + 0.5) / _ROUNDING
-    return float(values[min(bisect_left(upto, math.ceil(wanted)), len(values) - 1)])
+    if math.ceil(wanted) <= 1:
+        return float(least)
+    place = bisect_left(values, math.ceil(wanted), key=count_upto)
+    return float(values[place] if place < len(values) else greatest)
 
 
 def _map_lists(function: Any, groups: Any, values: Any) -> Any:

@@ -61,6 +61,11 @@ def test_either_engine_reads_the_same_quantiles(session: SparkSession) -> None:
         fold = {"state": "kll_sketch_agg_double(CAST(x AS double))"}
         for frame in _both(session, rows):
             states += group_rows(frame, [], fold).toArrow()["state"].to_pylist()
+    merge = {"state": "kll_merge_agg_double(state)"}
+    for first in range(0, len(states), 2):  # the sketches of both engines over the same numbers
+        parts = pa.table({"state": pa.array([states[-1], *states[first : first + 2]], pa.binary())})
+        for frame in _both(session, parts):
+            states += group_rows(frame, [], merge).toArrow()["state"].to_pylist()
     quantiles = [
         f"IF(kll_sketch_get_n_double(state) = 0, NULL,"
         f" kll_sketch_get_quantile_double(state, {rank!r}D)) AS q{i}"
@@ -69,6 +74,21 @@ def test_either_engine_reads_the_same_quantiles(session: SparkSession) -> None:
     table = pa.table({"state": pa.array(states, pa.binary())})
     own, other = _read(session, table, ["kll_sketch_get_n_double(state) AS n", *quantiles])
     assert own == other
+
+
+@pytest.mark.parametrize("size", range(2300, 6300, 500))
+def test_a_merged_sketch_has_its_quantiles(size: int) -> None:
+    """Also if merging has left it without a number of weight 1."""
+    numbers = [random.Random(size + n).random() for n in range(5000 + size)]
+    fold = {"state": "kll_sketch_agg_double(CAST(x AS double))"}
+    parts = pa.concat_tables(
+        group_rows(DuckFrame.from_table(pa.table({"x": some})), [], fold).toArrow()
+        for some in (numbers[:5000], numbers[5000:])
+    )
+    merge = {"state": "kll_merge_agg_double(state)"}
+    merged = group_rows(DuckFrame.from_table(parts), [], merge)
+    read = merged.selectExpr("kll_sketch_get_quantile_double(state, 0.9D) AS q").toArrow()
+    assert read["q"].to_pylist() == [pytest.approx(0.9, abs=0.04)]
 
 
 def test_either_engine_merges_numbers(session: SparkSession) -> None:
