@@ -155,7 +155,7 @@ ROWS: Final[dict[int, tuple[str, tuple[str, ...]]]] = {
             "tests/checkpoints/test_documents.py::test_a_start_behind_a_stop_is_counted",
             "tests/eventtime/test_presets.py::test_pipet",
             "tests/sources/test_decode.py::test_a_json_text_is_a_number_in_its_plain_form_only",
-            "tests/spark/test_json_messages.py::test_values_are_what_their_texts_would_be",
+            "tests/rows/test_json_messages.py::test_values_are_those_of_single_messages",
             "tests/cli/test_status.py::test_a_far_future_stamp_is_a_warning",
         ),
     ),

@@ -58,7 +58,7 @@ def test_no_test_imports_from_a_test_module() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "together"),
     [
-        ("tests/spark/test_read.py::a", "tests/spark/test_kafka.py::b", True),
+        ("tests/spark/test_read.py::a", "tests/spark/test_frame_tasks.py::b", True),
         ("tests/e2e/test_kills.py::a", "tests/e2e/test_kills.py::b", True),
         ("tests/operators/test_airflow.py::a", "tests/operators/test_airflow.py::b", True),
         ("tests/e2e/test_kills.py::a", "tests/e2e/test_bad_input.py::b", False),

@@ -171,7 +171,6 @@ def _check_topics(pipeline: PipelineSpec) -> None:
 
 def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
     """Return what computes each output, with the reason for Spark SQL."""
-    from tidegate.jobs.rows.topic_reading import list_undecoded_sources
     from tidegate.jobs.rules.aggregates import list_spark_arguments
     from tidegate.jobs.rules.native_support import explain_unproven_expressions
 
@@ -183,9 +182,7 @@ def _find_engines(pipeline: PipelineSpec) -> dict[str, str]:
         found[f"window {name}"] = tasks + (own if window.keeps_rows else "")
     between = "Spark SQL, between Python tasks: "
     arguments = ", ".join(list_spark_arguments(pipeline).values()).replace("\n", "")
-    topics = ", ".join(sorted(list_undecoded_sources(pipeline)))
     evaluated = {
-        "messages": topics or None,
         "where, select and rules": explain_unproven_expressions(pipeline),
         "arguments of aggregates": arguments or None,
     }

@@ -1,12 +1,10 @@
-"""Avro messages as values of the declared columns, by fastavro.
+"""Avro messages as values of the declared columns, many at a time, by fastavro.
 
-Spark's own reader is Java's. What the two might read in another way is not read here: schemas and
-values out of the ordinary raise an error, and Spark SQL reads them.
+What fastavro might read in another way than `avro_values` is not read here: schemas and values out
+of the ordinary are left to it.
 """
 
 import io
-import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.json_types import JsonObject
 
+from .avro_values import parse_avro_schema
 from .json_messages import convert_texts, list_field_kinds
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
@@ -55,31 +54,19 @@ _SOURCES: Final = {
     "date": ("date32[day]", "string"),
     "timestamp": ("timestamp", "string"),
 }
-"""Declared type -> types of fields of which a value becomes one here as in Spark SQL."""
-_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_FULL_NAME: Final = re.compile(rf"{_NAME.pattern}(\.{_NAME.pattern})*", re.ASCII)
-_SPARK_TYPE: Final = b"spark.sql.catalyst.type"
-"""A property by which a number of a schema is an interval for Spark."""
+"""Declared type -> types of fields of which a plain value becomes one here."""
 _MOST_DIGITS: Final = 38
 _INT: Final = "tidegate-int"
 
 
 class _OtherSchemaError(ValueError):
-    """A schema that Spark might read in another way, or not at all."""
+    """A schema out of the ordinary."""
 
 
 def _read_int(number: int, *_: Any) -> int:
     if not -(1 << 31) <= number < 1 << 31:  # fastavro reads a long
         raise OverflowError(number)
     return number
-
-
-_ODD_SCHEMA_ERRORS: Final = (
-    _OtherSchemaError,
-    fastavro.schema.SchemaParseException,
-    # Of what has another value in a place than schemas have.
-    *(ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError),
-)
 
 
 # fastavro's documented registry of custom logical types. It is global, hence the prefix.
@@ -99,132 +86,110 @@ class AvroRecords:
     fields: Mapping[str, pa.DataType | None]
 
     def read_record(self, body: bytes) -> JsonObject | None:
-        """Return the values of a message's fields; None if it is not a record of the schema.
+        """Return the values of a message's fields; None if it has to be looked at by itself.
 
-        Spark has nulls for such a message, so a record of nulls is none either. What is behind a
-        record is ignored.
-
-        Raises:
-            pa.ArrowInvalid: only Spark SQL can tell.
+        A record of nulls is none. What is behind a record is ignored.
         """
         try:
             record: Any = fastavro.schemaless_reader(io.BytesIO(body), self.physical, None)
             written = io.BytesIO()
             fastavro.schemaless_writer(written, self.physical, record)
-        except EOFError:
-            return None
         # fastavro lets the exceptions of damaged bytes through, of any kind.
-        except Exception as error:
-            raise pa.ArrowInvalid(f"a record that only Spark SQL reads: {error!r}") from error
+        except Exception:
+            return None
         # Numbers that are too long or negative lengths are other values in other libraries.
-        if not body.startswith(written.getvalue()):
-            raise pa.ArrowInvalid("a record that only Spark SQL reads")
-        return None if all(value is None for value in record.values()) else record
+        is_plain = body.startswith(written.getvalue())
+        return record if is_plain and any(one is not None for one in record.values()) else None
+
+
+def plan_records(schema: bytes, source: SourceSpec) -> AvroRecords | None:
+    """Return how the records of a schema are read; None if one by one."""
+    records = _plan_schema(schema)
+    if records is None:
+        return None
+    wanted = _find_fields(records, source).items()
+    is_plain = all(_is_source(records.fields[name], kind, source) for name, kind in wanted)
+    return records if is_plain else None
 
 
 @cache
-def plan_records(schema: bytes) -> AvroRecords | None:
-    """Return how the records of a schema are read; None if Spark SQL has to read them."""
+def _plan_schema(schema: bytes) -> AvroRecords | None:
+    record = parse_avro_schema(schema).record
+    reducer = _SchemaReducer()
     try:
-        found = json.loads(schema)
-        if _SPARK_TYPE in schema or not isinstance(found, dict):
-            return None
-        parsed: Any = fastavro.parse_schema(found)
-        if parsed.get("type") != "record":
-            return None
-        reducer = _SchemaReducer()
         fields = {
-            field["name"]: reducer.reduce_field(field, nested=False) for field in parsed["fields"]
+            field["name"]: reducer.reduce(field["type"], nested=False) for field in record["fields"]
         }
-        kinds = {name: kind for name, (_, kind) in fields.items()}
-        physical = {name: own for name, (own, _) in fields.items()}
-        record = fastavro.parse_schema(reducer.build_record(parsed, physical))
-    except _ODD_SCHEMA_ERRORS:
+    except _OtherSchemaError:
         return None
-    return AvroRecords(record, kinds)
+    physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
+    return AvroRecords(
+        fastavro.parse_schema(physical), {name: kind for name, (_, kind) in fields.items()}
+    )
+
+
+def _build_record(record: JsonObject, fields: JsonObject) -> JsonObject:
+    declared = [{"name": name, "type": own} for name, own in fields.items()]
+    return {"type": "record", "name": record["name"], "fields": declared}
 
 
 class _SchemaReducer:
-    """Reduces a schema to physical types, and refuses what is out of the ordinary."""
+    """Reduces a schema that fastavro has parsed to physical types.
+
+    Raises:
+        _OtherSchemaError: a type is out of the ordinary.
+    """
 
     def __init__(self) -> None:
         self._done = set[str]()
 
-    def reduce_field(self, field: JsonObject, *, nested: bool) -> tuple[Any, pa.DataType | None]:
-        """The physical schema of a field and its type as a column."""
-        _require_ordinary(_is_fit_default(field))
-        _require_ordinary(field.get("order", "ascending") in ("ascending", "descending", "ignore"))
-        _require_ordinary(all(map(_NAME.fullmatch, [field["name"], *field.get("aliases", ())])))
-        return self._reduce_type(field["type"], nested=nested)
-
-    def build_record(self, schema: JsonObject, fields: JsonObject) -> JsonObject:
-        """A record with these fields; Spark takes the names of fields in any case."""
-        _require_ordinary(bool(fields) and len({name.lower() for name in fields}) == len(fields))
-        self._note_name(schema)
-        declared = [{"name": name, "type": own} for name, own in fields.items()]
-        return {"type": "record", "name": schema["name"], "fields": declared}
-
-    def _note_name(self, schema: JsonObject) -> None:
-        _require_ordinary(
-            all(map(_FULL_NAME.fullmatch, [schema["name"], *schema.get("aliases", ())]))
-        )
-        self._done.add(schema["name"])
-
-    def _reduce_type(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
+    def reduce(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
+        """Return the physical schema of a type, and its type as a column if it has one here."""
         if isinstance(schema, list):
             return self._reduce_union(schema, nested=nested)
         if isinstance(schema, str) and schema not in _PRIMITIVES:
-            # Not known yet: a record inside itself, which Spark refuses. Null is but in unions.
+            # Not known yet: a record inside itself.
             _require_ordinary(schema in self._done)
             return schema, None
         own: Any = {"type": schema} if isinstance(schema, str) else schema
         if not isinstance(own["type"], str):
-            return self._reduce_type(own["type"], nested=nested)
+            return self.reduce(own["type"], nested=nested)
         match own:
             case {"type": "record", "fields": fields}:
-                reduced = {field["name"]: self.reduce_field(field, nested=True) for field in fields}
-                return self.build_record(own, {n: kind for n, (kind, _) in reduced.items()}), None
+                _require_ordinary(bool(fields))  # a damaged count of empty ones has no end
+                reduced = {f["name"]: self.reduce(f["type"], nested=True)[0] for f in fields}
+                self._done.add(own["name"])
+                return _build_record(own, reduced), None
             case {"type": "array", "items": items}:
-                return {"type": "array", "items": self._reduce_type(items, nested=True)[0]}, None
+                return {"type": "array", "items": self.reduce(items, nested=True)[0]}, None
             case {"type": "map", "values": values}:
-                return {"type": "map", "values": self._reduce_type(values, nested=True)[0]}, None
-        kind = _find_type(own)
+                return {"type": "map", "values": self.reduce(values, nested=True)[0]}, None
+        self._done.add(own.get("name", ""))
         # The ranges of nested values are not looked at.
         _require_ordinary(not nested or own.get("logicalType") in (None, "uuid"))
-        return self._reduce_leaf(own), kind
+        return _reduce_leaf(own), _find_type(own)
 
     def _reduce_union(self, options: list[Any], *, nested: bool) -> tuple[Any, pa.DataType | None]:
         others = [option for option in options if option != "null"]
-        _require_ordinary(bool(others) and len(options) - len(others) <= 1)
-        # Java refuses a type twice, and a union in a union.
-        plain = [one if isinstance(one, str) else one["type"] for one in others]
-        _require_ordinary(len(set(plain)) == len(plain))
         is_plain = len(others) == 1
         reduced = [
-            (option, None)
-            if option == "null"
-            else self._reduce_type(option, nested=nested or not is_plain)
-            for option in options
+            ("null", None) if one == "null" else self.reduce(one, nested=nested or not is_plain)
+            for one in options
         ]
         kinds = [kind for option, kind in reduced if option != "null"]
         return [option for option, _ in reduced], kinds[0] if is_plain else None
 
-    def _reduce_leaf(self, own: JsonObject) -> Any:
-        match own:
-            case {"type": "int"}:
-                return {"type": "int", "logicalType": _INT}
-            case {"type": "enum", "name": name, "symbols": symbols}:
-                self._note_name(own)
-                _require_ordinary(all(map(_NAME.fullmatch, symbols)))
-                _require_ordinary(len(set(symbols)) == len(symbols))
-                _require_ordinary(own.get("default", symbols[0]) in symbols)
-                return {"type": "enum", "name": name, "symbols": symbols}
-            case {"type": "fixed", "name": name, "size": size}:
-                if "logicalType" not in own:  # what refers to it is not looked at
-                    self._note_name(own)
-                _require_ordinary(isinstance(size, int) and size > 0)
-                return {"type": "fixed", "name": name, "size": size}
-        return own["type"]
+
+def _reduce_leaf(own: JsonObject) -> Any:
+    match own:
+        case {"type": "int"}:
+            return {"type": "int", "logicalType": _INT}
+        case {"type": "enum", "name": name, "symbols": symbols}:
+            return {"type": "enum", "name": name, "symbols": symbols}
+        case {"type": "fixed", "name": name, "size": size}:
+            _require_ordinary(size > 0)
+            return {"type": "fixed", "name": name, "size": size}
+    return own["type"]
 
 
 def _require_ordinary(condition: bool) -> None:
@@ -238,44 +203,8 @@ def _find_type(own: JsonObject) -> pa.DataType:
         _require_ordinary((kind, logical) in _FIELD_TYPES)
         return _FIELD_TYPES[kind, logical]
     precision, scale = own["precision"], own.get("scale", 0)
-    _require_ordinary(kind in ("bytes", "fixed") and 0 <= scale <= precision <= _MOST_DIGITS)
-    _require_ordinary(kind == "bytes" or 10**precision < 1 << 8 * own["size"] - 1)
+    _require_ordinary(kind in ("bytes", "fixed") and precision <= _MOST_DIGITS)
     return pa.decimal128(precision, scale)
-
-
-def _is_fit_default(field: JsonObject) -> bool:
-    """Whether the default of a field is certain to be one for Java as well."""
-    if "default" not in field:
-        return True
-    default, own = field["default"], field["type"]
-    own = own[0] if isinstance(own, list) else own
-    match own["type"] if isinstance(own, dict) else own:
-        case "null":
-            return default is None
-        case "boolean":
-            return isinstance(default, bool)
-        case "float" | "double" if isinstance(default, float):
-            return math.isfinite(default)
-        case "int" | "long" | "float" | "double":
-            return type(default) is int and abs(default) < 1 << 31
-        case "enum":
-            return default in own["symbols"]
-        case "string":
-            return isinstance(default, str)
-        case "array":
-            return bool(default == [])
-        case "map":
-            return bool(default == {})
-    return False
-
-
-def is_readable_schema(schema: bytes, source: SourceSpec) -> bool:
-    """Whether tasks read all messages of a schema that have ordinary values."""
-    records = plan_records(schema)
-    if records is None:
-        return False
-    fields = _find_fields(records, source)
-    return all(_is_source(records.fields[name], kind, source) for name, kind in fields.items())
 
 
 def _find_fields(records: AvroRecords, source: SourceSpec) -> dict[str, str]:
@@ -303,13 +232,13 @@ def convert_records(
     """Return records as structs of the wanted fields.
 
     Raises:
-        pa.ArrowException: only Spark SQL can tell what a value becomes.
+        pa.ArrowException: a value is out of the ordinary, or does not fit.
     """
     wanted = _find_fields(records, source)
     columns = {}
     for name, kind in records.fields.items():
         values = [record[name] for record in found]
-        # Also of others: a value out of range makes a record of nulls in Spark.
+        # Also of others: a value out of range makes its message bad.
         if kind is not None and (name in wanted or not _is_plain(kind)):
             columns[name] = _make_column(values, kind)
     own = [
@@ -361,7 +290,7 @@ _FIRST_TIME, _LAST_TIME = (
 def _require_range(column: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
     fit = pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
     if not pc.all(fit, min_count=0).as_py():
-        raise pa.ArrowInvalid("a time that only Spark SQL reads")
+        raise pa.ArrowInvalid("a time that is looked at by itself")
     return column
 
 
@@ -387,5 +316,5 @@ def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Ar
 
 def _require_none(column: pa.Array, odd: Any) -> pa.Array:
     if np.any(odd):
-        raise pa.ArrowInvalid("a text that only Spark SQL reads")
+        raise pa.ArrowInvalid("a text that is looked at by itself")
     return column

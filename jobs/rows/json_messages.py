@@ -1,9 +1,10 @@
 """Parses plain JSON messages of a topic into rows, many at a time, by Arrow.
 
-Messages that Arrow might read in another way than Spark SQL are handed back.
+Messages that Arrow might read in another way than `odd_messages` are handed back.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,22 +20,33 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import build_text_pattern
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-_SMALLEST_BATCH = 64
-"""So many messages go to Spark for one odd message among them; a larger batch is halved."""
+SMALLEST_BATCH: Final = 64
+"""So many messages are handed back for one odd message among them; a larger batch is halved."""
 _LOWER_HALF = (1 << 32) - 1
 PARTITION: Final = "_partition"
 """Column of a staged range: the partition of the topic."""
 _PLAIN_KINDS = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
+_AVRO_KINDS = frozenset({"float", "binary"})
+"""Declared types that JSON has no plain form for."""
 _MOST = 1_000
-"""Spark refuses longer numbers and deeper values. A text of this length has neither."""
+"""Longer numbers and deeper values are refused. A text of this length has neither."""
 _MOST_BYTES = 50_000
-"""Spark refuses names of more characters. Longer messages gain little from Arrow."""
+"""Names of more characters are refused. Longer messages gain little from Arrow."""
 _ODD_NUMBER = r"[0-9]{300}|[:,\[]\s*-?(NaN|Inf)"
 _MOST_DIGITS = 15
 """A double gives so many decimal digits back, and holds ten to the power of up to 22 exactly."""
 _MOST_SCALE = 22
 _MOST_TEXT = 38
-"""Longer texts of numbers are left to Spark."""
+"""Longer texts of numbers are handed back."""
+_PARSED_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "int32": (int,),
+    "int64": (int,),
+    "double": (int, float),
+    "bool": (bool,),
+    "string": (str,),
+}
+"""Type that Arrow reads a field as -> types of Python's parser."""
+_WIDEST = 76
 _DATE = "[1-9][0-9]{3}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 _ZONE = "(Z|[+-](0[0-9]|1[0-7]):[0-5][0-9])"
@@ -53,6 +65,7 @@ class PlainMessages:
         timestamp: the column that takes the timestamp of the message.
         ignore_others: whether an object may have more fields.
         tick: microseconds in the unit of times that are numbers; None: they are ISO texts.
+        is_plain: whether plain messages can be read many at a time; otherwise all are odd.
     """
 
     fields: pa.Schema
@@ -62,15 +75,11 @@ class PlainMessages:
     timestamp: str | None
     ignore_others: bool
     tick: int | None
+    is_plain: bool
 
 
-def plan_plain_messages(source: SourceSpec) -> PlainMessages | None:
-    """Return how workers read a JSON topic; None if one of its columns needs Spark SQL."""
-    return plan_messages(source) if get_kafka_options(source).payload == "json" else None
-
-
-def plan_messages(source: SourceSpec, more: frozenset[str] = frozenset()) -> PlainMessages | None:
-    """As `plan_plain_messages`, for messages of any kind; `more` are types that they may have."""
+def plan_messages(source: SourceSpec) -> PlainMessages:
+    """Return how tasks read a topic."""
     kafka = get_kafka_options(source)
     texts: dict[str, tuple[str | None, str]] = {
         name: (header, source.columns[name]) for name, header in kafka.headers.items()
@@ -78,10 +87,8 @@ def plan_messages(source: SourceSpec, more: frozenset[str] = frozenset()) -> Pla
     if kafka.key is not None:
         texts[kafka.key] = (None, source.columns[kafka.key])
     payload = list_payload_columns(source)
-    kinds = _PLAIN_KINDS | more
+    kinds = _PLAIN_KINDS | (_AVRO_KINDS if kafka.payload == "avro" else frozenset())
     known = all(kind in kinds or kind.startswith("decimal") for kind in payload.values())
-    if not (payload and known):
-        return None
     return PlainMessages(
         pa.schema(to_arrow_types(list_field_kinds(source))),
         build_range_schema(source).append(pa.field(PARTITION, pa.int32())),
@@ -90,6 +97,7 @@ def plan_messages(source: SourceSpec, more: frozenset[str] = frozenset()) -> Pla
         kafka.timestamp,
         source.evolution.added == "ignore",
         TICKS_PER_UNIT.get(source.parse.timestamps),
+        bool(payload) and known,
     )
 
 
@@ -119,18 +127,18 @@ def list_field_kinds(source: SourceSpec) -> dict[str, str]:
 
 
 def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of plain messages, and the messages that Spark has to read."""
+    """Return the rows of plain messages, and the other messages."""
     return join_messages(batch, parse_objects(batch["value"], plan), plan)
 
 
 def join_messages(
     batch: pa.RecordBatch, found: pa.Array, plan: PlainMessages
 ) -> tuple[pa.Table, pa.Table]:
-    """As `split_messages`, of messages whose fields are known; null where Spark reads one."""
+    """As `split_messages`, of messages whose fields are known; null for other messages."""
     try:
         beside, odd = _read_texts(batch, plan)
     except pa.ArrowException:
-        if batch.num_rows <= _SMALLEST_BATCH:
+        if batch.num_rows <= SMALLEST_BATCH:
             return plan.columns.empty_table(), pa.Table.from_batches([batch])
         middle = batch.num_rows // 2
         first = join_messages(batch[:middle], found[:middle], plan)
@@ -160,7 +168,7 @@ def _read_texts(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[dict[str, p
     """The columns of keys and headers, and the messages in which one is odd.
 
     Raises:
-        pa.ArrowException: Spark has to read all of them.
+        pa.ArrowException: one of them spoils the others.
     """
     found: dict[str, pa.Array] = {}
     odd = np.zeros(batch.num_rows, dtype=bool)
@@ -203,10 +211,10 @@ def _decode_text(value: bytes) -> str | None:
 
 
 def convert_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
-    """Texts as values of a declared type, and which of them Spark has to read.
+    """Texts as values of a declared type, and which of them have no plain form.
 
     Raises:
-        pa.ArrowException: Spark has to read all of them.
+        pa.ArrowException: one of them spoils the others.
     """
     kind = to_arrow_type(declared)
     if pa.types.is_string(kind):
@@ -220,22 +228,59 @@ def convert_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array
     values = pc.if_else(plain, words, None)
     if pa.types.is_timestamp(kind):
         values = pc.multiply_checked(values.cast(pa.int64()), tick or 1)
+    if pa.types.is_decimal(kind):
+        # Arrow does not notice that 128 bits are too few for the digits behind the point as well.
+        values = values.cast(pa.decimal256(_WIDEST, kind.scale))
     return values.cast(kind), pc.invert(plain).to_numpy(zero_copy_only=False)
 
 
 def parse_objects(values: pa.Array, plan: PlainMessages) -> pa.Array:
-    """Return messages as structs of the fields; null where Spark has to read the message."""
+    """Return messages as structs of the fields; null where a message is odd."""
     fit = _find_objects(values, ignore_others=plan.ignore_others)
-    texts = values.filter(pa.array(fit))
     try:
-        rows = _parse_texts(texts, plan)
+        return _parse_fit_texts(values, fit, plan)
     except pa.ArrowException:
-        if len(values) <= _SMALLEST_BATCH:
+        # One odd message spoils all others, and each further attempt costs more than this check.
+        accepts = _make_check(plan)
+        found = zip(fit, values.to_pylist(), strict=True)
+        return _parse_in_parts(values, np.array([ok and accepts(one) for ok, one in found]), plan)
+
+
+def _parse_in_parts(values: pa.Array, fit: Any, plan: PlainMessages) -> pa.Array:
+    try:
+        return _parse_fit_texts(values, fit, plan)
+    except pa.ArrowException:
+        if len(values) <= SMALLEST_BATCH:
             return pa.nulls(len(values), pa.struct(plan.fields))
-        middle = len(values) // 2
-        halves = (values[:middle], values[middle:])
-        return pa.concat_arrays([parse_objects(half, plan) for half in halves])
+    middle = len(values) // 2
+    halves = (slice(None, middle), slice(middle, None))
+    return pa.concat_arrays([_parse_in_parts(values[half], fit[half], plan) for half in halves])
+
+
+def _parse_fit_texts(values: pa.Array, fit: Any, plan: PlainMessages) -> pa.Array:
+    rows = _parse_texts(values.filter(pa.array(fit)), plan)
     return rows.take(pa.array(np.cumsum(fit) - 1, mask=~fit))
+
+
+def _make_check(plan: PlainMessages) -> Callable[[bytes], bool]:
+    """A test whether a message is an object with fields of such types as Arrow takes."""
+    kinds = {f.name: str(_choose_parsed_type(f.type, plan.tick)) for f in plan.fields}
+    types = {name: _PARSED_TYPES[kind] for name, kind in kinds.items()}
+
+    def accepts(value: bytes) -> bool:
+        """Whether Arrow may take the message."""
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and all(
+            one is None
+            or type(one) in types.get(name, ())
+            or (plan.ignore_others and name not in types)
+            for name, one in found.items()
+        )
+
+    return accepts
 
 
 def _find_objects(values: pa.Array, *, ignore_others: bool) -> Any:
@@ -250,7 +295,7 @@ def _find_objects(values: pa.Array, *, ignore_others: bool) -> Any:
 
 
 def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
-    """Objects, one for each text; null where a value is read in another way by Spark.
+    """Objects, one for each text; null where a value is odd.
 
     Raises:
         pa.ArrowException: one of the texts is odd.
@@ -286,8 +331,8 @@ def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
 
 def _choose_parsed_type(kind: pa.DataType, tick: int | None) -> pa.DataType:
     """What Arrow reads a field as, before it is converted."""
-    # Spark takes a fraction for a double on its way to a decimal, and Arrow's own decimals may
-    # overflow without a word.
+    # A fraction is a double on its way to a decimal, and Arrow's own decimals may overflow without
+    # a word.
     if pa.types.is_decimal(kind):
         return pa.float64()
     if pa.types.is_timestamp(kind):
@@ -296,7 +341,7 @@ def _choose_parsed_type(kind: pa.DataType, tick: int | None) -> pa.DataType:
 
 
 def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[Any, Any]:
-    """The values as they were parsed, as values of a type, and which of them Spark has to read.
+    """The values as they were parsed, as values of a type, and which of them are odd.
 
     Raises:
         pa.ArrowException: one of the values cannot be converted.
@@ -308,7 +353,7 @@ def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[An
             whole = pa.array(ticks, mask=column.is_null().to_numpy(zero_copy_only=False))
             wide = whole.cast(pa.decimal128(19, 0)).view(pa.decimal128(19, kind.scale))
             return wide.cast(kind), strange
-        # Spark reads -0 as 0.0, and takes no number for an infinity.
+        # A zero may be a whole number, which has no sign; no number is an infinity.
         return column, ~np.isfinite(values) | ((values == 0) & np.signbit(values))
     if pa.types.is_timestamp(kind) and tick is not None:
         return pc.multiply_checked(column, tick).cast(kind), None
@@ -321,9 +366,9 @@ def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[An
 
 
 def _find_decimals(values: Any, kind: Any) -> tuple[Any, Any]:
-    """Doubles as decimals without a point, and which of them Spark may take for another one.
+    """Doubles as decimals without a point, and which of them may be another one.
 
-    Spark makes a decimal of the text of the double, which has up to 17 digits. Up to 15 of them are
+    A decimal is made of the text of the double, which has up to 17 digits. Up to 15 of them are
     those of the number as it was written.
     """
     power = 10.0**kind.scale

@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.sources.kafka_source import open_schema_registry
+from tidegate.jobs.sources.kafka_source import UnusableSchema, open_schema_registry
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .avro_records import is_readable_schema
-from .dead_messages import explain_tombstone, show_dead_messages, show_key
-from .errors import SCHEMA_FILE_UNREADABLE
-from .json_messages import PlainMessages, get_kafka_options
-from .protobuf_texts import require_message
+from .avro_values import parse_avro_schema
+from .errors import REGISTERED_SCHEMA_UNUSABLE, SCHEMA_FILE_UNREADABLE, SCHEMA_NOT_REGISTERED
+from .json_messages import get_kafka_options
+from .odd_messages import DeadMessageError
+from .protobuf_texts import find_message_index, load_message_class
+
+Schemas = Mapping[int, bytes | UnusableSchema | None]
+"""Number -> schema; None if the registry does not know it."""
 
 HEADER_BYTES: Final = 5
 """A zero byte, and four of the schema's number."""
@@ -38,66 +40,98 @@ def read_schema_file(kafka: KafkaOptions) -> bytes:
         raise SCHEMA_FILE_UNREADABLE(file=kafka.schema_file, cause=error.strerror) from error
 
 
-def read_schemas(spec: PipelineSpec) -> dict[str, dict[int, bytes]]:
+def read_schemas(spec: PipelineSpec) -> dict[str, Schemas]:
     """Return source -> the schemas of its messages, by number, as the driver has them.
 
-    These are the ones that tasks can use, of a registry those that were fetched so far. One for
-    messages that bear no number has the number 0.
+    Of a registry these are those that were fetched so far. One for messages that bear no number has
+    the number 0.
 
     Raises:
-        ConfigurationError: a file or a folder cannot be read.
+        ConfigurationError: a file or a folder cannot be read, or a file has no usable schema.
     """
     topics = [name for name, source in spec.sources.items() if source.kafka is not None]
     return {
-        name: _list_schemas(spec.sources[name])
+        name: _list_schemas(get_kafka_options(spec.sources[name]))
         for name in topics
         if get_kafka_options(spec.sources[name]).payload != "json"
     }
 
 
-def _list_schemas(source: SourceSpec) -> dict[int, bytes]:
-    kafka = get_kafka_options(source)
+def _list_schemas(kafka: KafkaOptions) -> Schemas:
     registry = open_schema_registry(kafka)
     if registry is None:
         schema = read_schema_file(kafka)
-        # Tasks say themselves what is wrong with a Protobuf schema.
-        usable = kafka.payload == "protobuf" or is_readable_schema(schema, source)
-        return {kafka.schema_id or 0: schema} if usable else {}
-    return {
-        number: schema
-        for number, schema in registry.known.items()
-        if isinstance(schema, bytes) and _is_usable(schema, source)
-    }
+        _require_usable_schema(kafka, schema)
+        return {kafka.schema_id or 0: schema}
+    found = {number: _check_schema(kafka, schema) for number, schema in registry.known.items()}
+    if kafka.on_unknown_schema == "wait":
+        return {number: one for number, one in found.items() if isinstance(one, bytes)}
+    return found
 
 
-def _is_usable(schema: bytes, source: SourceSpec) -> bool:
-    kafka = get_kafka_options(source)
-    if kafka.payload == "avro":
-        return is_readable_schema(schema, source)
-    assert kafka.message is not None  # noqa: S101 - the spec says so
-    try:
-        require_message(schema, kafka.message)
-    except ConfigurationError:
-        return False
-    return True
+def _check_schema(kafka: KafkaOptions, schema: bytes | UnusableSchema) -> bytes | UnusableSchema:
+    if isinstance(schema, bytes):
+        try:
+            _require_usable_schema(kafka, schema)
+        except ConfigurationError as error:
+            return UnusableSchema(error.message)
+    return schema
 
 
-def fetch_schemas(spec: PipelineSpec, unknown: Mapping[str, Collection[int]]) -> bool:
-    """Ask registries for schemas that tasks have met; return whether one of them exists.
+def _require_usable_schema(kafka: KafkaOptions, schema: bytes) -> None:
+    """Refuse a schema that no message can be read with.
 
     Raises:
-        TransientError: a registry does not answer.
-        ConfigurationError: it refuses the login.
+        ConfigurationError: it is one.
     """
-    found = False
-    for name, numbers in unknown.items():
-        registry = open_schema_registry(get_kafka_options(spec.sources[name]))
-        found |= registry is not None and registry.fetch_missing(set(numbers))
+    if kafka.payload == "avro":
+        parse_avro_schema(schema)
+        return
+    assert kafka.message is not None  # noqa: S101 - the spec says so
+    load_message_class(schema, kafka.message)
+    if has_header(kafka):
+        find_message_index(schema, kafka.message)
+
+
+def fetch_schemas(
+    spec: PipelineSpec,
+    known: Mapping[str, Schemas],
+    unknown: Mapping[str, Mapping[int, str]],
+) -> dict[str, Schemas]:
+    """Ask registries for schemas that tasks have met; return the schemas of all sources.
+
+    Args:
+        spec: the pipeline.
+        known: what the tasks had.
+        unknown: source -> number of a schema that they lacked -> the place of a message with it.
+
+    Raises:
+        TransientError: a registry does not answer, or a source waits for a schema that is not
+            registered yet.
+        ConfigurationError: a registry refuses the login, or a source waits for a schema that cannot
+            be used.
+    """
+    found = dict(known)
+    for name, places in unknown.items():
+        kafka = get_kafka_options(spec.sources[name])
+        registry = open_schema_registry(kafka)
+        assert registry is not None  # noqa: S101 - see `find_unknown_schemas`
+        registry.fetch_missing(set(places))
+        fetched = _list_schemas(kafka)
+        for number, place in places.items() if kafka.on_unknown_schema == "wait" else ():
+            if number not in fetched:
+                # A number that the registry knows will never name another schema: waiting does not
+                # help.
+                is_known = number in registry.known
+                error = REGISTERED_SCHEMA_UNUSABLE if is_known else SCHEMA_NOT_REGISTERED
+                place = f"{kafka.topic} {place}"
+                raise error(source=name, number=number, registry=kafka.registry, place=place)
+        found[name] = {**known[name], **dict.fromkeys(places), **fetched}
     return found
 
 
 def find_unknown_schemas(
-    batch: pa.RecordBatch, source: SourceSpec, schemas: Mapping[int, bytes]
+    batch: pa.RecordBatch, source: SourceSpec, schemas: Schemas
 ) -> dict[int, str]:
     """Return the schemas of messages of a registry that the task does not have.
 
@@ -126,43 +160,33 @@ def _find_number(value: bytes | None) -> int | None:
     return int.from_bytes(value[1:HEADER_BYTES], "big")
 
 
-def explain_header(
-    value: bytes | None, source: SourceSpec, schemas: Mapping[int, bytes]
-) -> str | None:
-    """Why a message is a dead letter before its payload is looked at; None if it is not."""
-    if value is None:
-        return explain_tombstone(source)
-    if not has_header(get_kafka_options(source)):
-        return None
-    number = _find_number(value)
-    if number is None:
-        return "the message does not begin with the number of a schema"
-    if number in schemas:
-        return None
-    return f"the message was written with schema {number}, which the spec does not know"
-
-
 def select_bodies(
-    values: Collection[bytes | None], reasons: list[str | None], number: int, kafka: KafkaOptions
+    values: Collection[bytes | None], number: int, kafka: KafkaOptions
 ) -> dict[int, bytes]:
-    """Place -> payload, of the messages of a schema for which there is no reason."""
+    """Place -> payload, of the messages of a schema."""
     is_marked = has_header(kafka)
     return {
         place: value[HEADER_BYTES:] if is_marked else value
-        for place, (value, reason) in enumerate(zip(values, reasons, strict=True))
-        if value is not None and reason is None and (not is_marked or _find_number(value) == number)
+        for place, value in enumerate(values)
+        if value is not None and (not is_marked or _find_number(value) == number)
     }
 
 
-def split_dead_messages(
-    batch: pa.RecordBatch, reasons: list[str | None], plan: PlainMessages
-) -> tuple[pa.Table, pa.Array]:
-    """Rows without values for messages with a reason, and which messages have none."""
-    is_dead = pa.array([reason is not None for reason in reasons], pa.bool_())
-    dead = pa.Table.from_batches([batch.filter(is_dead)])
-    texts = [
-        show_key(key) if value is None else f"0x{value.hex().upper()}"
-        for value, key in zip(dead["value"].to_pylist(), dead["key"].to_pylist(), strict=True)
-    ]
-    letters = show_dead_messages(dead, list(filter(None, reasons)), texts, plan)
-    return letters, pc.invert(is_dead)
+def split_header(value: bytes, schemas: Schemas, kafka: KafkaOptions) -> tuple[bytes, bytes]:
+    """Return the schema of a message and its payload.
+
+    Raises:
+        DeadMessageError: the message names no schema that it can be read with.
+    """
+    if not has_header(kafka):
+        return next(one for one in schemas.values() if isinstance(one, bytes)), value
+    number = _find_number(value)
+    if number is None:
+        raise DeadMessageError("the message does not begin with the number of a schema")
+    schema, words = schemas.get(number), f"the message was written with schema {number}, which"
+    if schema is None:
+        where = "spec" if kafka.registry is None else "registry"
+        raise DeadMessageError(f"{words} the {where} does not know")
+    if isinstance(schema, UnusableSchema):
+        raise DeadMessageError(f"{words} cannot be used: {schema.why}")
+    return schema, value[HEADER_BYTES:]

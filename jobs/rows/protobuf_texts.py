@@ -42,16 +42,6 @@ def find_message_index(schema: bytes, message: str) -> bytes:
     raise NO_SUCH_MESSAGE(message=message)
 
 
-def require_message(schema: bytes, message: str) -> None:
-    """Refuse a schema that the library cannot use, or without the message at its top level.
-
-    Raises:
-        ConfigurationError: it is one of these.
-    """
-    load_message_class(schema, message)
-    find_message_index(schema, message)
-
-
 def _encode_zigzag(number: int) -> bytes:
     left, found = number << 1, bytearray()
     while True:

@@ -5,6 +5,7 @@ Of a double, Spark may write one more digit, which means the same number.
 
 import base64
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,29 @@ def write_row_texts(rows: pa.Table) -> list[str]:
     columns = rows.combine_chunks().columns
     texts = [_write_values(_join_chunks(column)) for column in columns]
     return _write_objects(rows.column_names, texts, rows.num_rows)
+
+
+def write_json(value: Any) -> str:
+    """Return a value of a message as JSON; an object is a tuple of names and values."""
+    if isinstance(value, np.float32):
+        return _write_double(float(value), repr(float(str(value))))
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return _quote_text(value)
+        case bytes():
+            return f'"{base64.b64encode(value).decode()}"'
+        case float():
+            return _write_double(value, repr(value))
+        case list():
+            return f"[{','.join(map(write_json, value))}]"
+        case tuple():
+            pairs = (f"{_quote_text(name)}:{write_json(one)}" for name, one in value)
+            return f"{{{','.join(pairs)}}}"
+    return str(value) if isinstance(value, int | Decimal) else _quote_text(str(value))
 
 
 def _join_chunks(column: pa.ChunkedArray) -> pa.Array:

@@ -6,15 +6,12 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .column_casts import is_cast_proven
 from .cut_division import ReadUnit
-from .topic_reading import list_undecoded_sources
 
 
 def explain_spark_expressions(spec: PipelineSpec, units: list[ReadUnit]) -> str | None:
     """Why Spark SQL evaluates the rows of a cut between two Python tasks; None if it has not to."""
     if (reason := explain_unproven_expressions(spec)) is not None:
         return reason
-    if list_undecoded_sources(spec):
-        return "messages that only Spark SQL decodes"
     if list_spark_arguments(spec):
         return "the argument of an aggregate"
     for unit in units:

@@ -10,13 +10,14 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA, RangeReader, translate_settings
+from tidegate.jobs.sources.kafka_client import RangeReader, translate_settings
 from tidegate.jobs.sources.kafka_source import (
     OFFSET_COLUMN,
     build_consumer_settings,
@@ -27,25 +28,25 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_values
 from tidegate.json_types import JsonObject
 
-from .avro_messages import plan_avro_messages, read_avro_messages
-from .dead_messages import take_dead_messages
+from .avro_messages import split_avro_messages
+from .avro_values import decode_avro
 from .json_messages import (
     PARTITION,
+    SMALLEST_BATCH,
     PlainMessages,
     get_kafka_options,
-    plan_plain_messages,
+    plan_messages,
     split_messages,
 )
-from .message_schemas import find_unknown_schemas
-from .protobuf_messages import plan_protobuf_messages, read_protobuf_messages
+from .message_schemas import Schemas, find_unknown_schemas, split_header
+from .odd_messages import decode_json, read_odd_messages
+from .protobuf_messages import decode_protobuf, split_protobuf_messages
 
 _OPTIONS_PREFIX: Final = "TIDEGATE_KAFKA_OPTIONS_"
 """A pipeline's name follows. The value is source -> `kafka.options` of the spec, as JSON.
 
 Pipelines of one Spark session share workers, and may have sources of the same name.
 """
-
-_DECODERS: Final = {"avro": read_avro_messages, "protobuf": read_protobuf_messages}
 
 _readers: dict[tuple[str, str], tuple[str, RangeReader]] = {}
 """Pipeline and source -> brokers, topic and settings, and the client of this process."""
@@ -59,41 +60,12 @@ class TopicRange:
     missing: int
 
 
-@dataclass(frozen=True)
-class RawRanges:
-    """Messages of ranges as they came.
-
-    Attributes:
-        rows: key of a part -> its messages, in the order of their offsets.
-        missing: key of a part -> offsets without a message.
-        unknown: source -> what `find_unknown_schemas` returns.
-    """
-
-    rows: dict[str, pa.Table]
-    missing: dict[str, int]
-    unknown: dict[str, dict[int, str]]
-
-
 class UnknownSchemasError(Exception):
     """Messages of a source were written with schemas of a registry that the task does not have."""
 
     def __init__(self, source: str, schemas: dict[int, str]) -> None:
         super().__init__(source, schemas)
         self.source, self.schemas = source, schemas
-
-
-class OddMessagesError(Exception):
-    """Messages of a source have a form that only Spark SQL decodes."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__(source)
-        self.source = source
-
-
-def list_undecoded_sources(spec: PipelineSpec) -> frozenset[str]:
-    """Return the topics of which Spark SQL decodes all messages that tasks have fetched."""
-    topics = {name: source for name, source in spec.sources.items() if source.kafka is not None}
-    return frozenset(name for name, source in topics.items() if _plan_messages(source) is None)
 
 
 def build_settings_variables(spec: PipelineSpec, *, with_secrets: bool) -> dict[str, str]:
@@ -163,13 +135,8 @@ def _find_settings(spec: PipelineSpec, name: str) -> dict[str, Any]:
     return translate_settings(build_consumer_settings(kafka))
 
 
-def _plan_messages(source: SourceSpec) -> PlainMessages | None:
-    plans = (plan_plain_messages, plan_protobuf_messages, plan_avro_messages)
-    return next(filter(None, (plan(source) for plan in plans)), None)
-
-
 def read_topic_ranges(
-    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Mapping[int, bytes]] | None = None
+    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Schemas] | None = None
 ) -> dict[str, TopicRange]:
     """Return key of a part -> its rows, of all ranges of topics in a cut.
 
@@ -178,38 +145,11 @@ def read_topic_ranges(
     Raises:
         TransientError: the brokers do not answer, or messages of a range were removed.
         ConfigurationError: the brokers refuse this client.
-        OddMessagesError: a message has a form that only Spark SQL decodes.
         UnknownSchemasError: schemas are missing in `schemas`.
     """
     found: dict[str, TopicRange] = {}
     for name, parts in _group_ranges(cut).items():
-        try:
-            found |= _read_source(spec, name, parts, (schemas or {}).get(name))
-        except pa.ArrowException as error:
-            raise OddMessagesError(name) from error
-    return found
-
-
-def fetch_topic_ranges(
-    spec: PipelineSpec, cut: Cut, schemas: Mapping[str, Mapping[int, bytes]]
-) -> RawRanges:
-    """Return the messages of all ranges of topics in a cut as they came.
-
-    Raises:
-        TransientError, ConfigurationError: as for `read_topic_ranges`.
-    """
-    found = RawRanges({}, {}, {})
-    for name, parts in _group_ranges(cut).items():
-        batches = [*_fetch_batches(spec, name, parts)]
-        unknown = found.unknown.setdefault(name, {})
-        for batch in batches:
-            unknown |= find_unknown_schemas(batch, spec.sources[name], schemas.get(name, {}))
-        messages = pa.Table.from_batches(batches, MESSAGE_SCHEMA)
-        for part in parts:
-            key, place = part["key"], part["kafka"]
-            own = messages.filter(pc.equal(messages["partition"], place["partition"]))
-            found.rows[key] = own.sort_by("offset")
-            found.missing[key] = place["to"] - place["from"] - own.num_rows
+        found |= _read_source(spec, name, parts, (schemas or {}).get(name, {}))
     return found
 
 
@@ -238,51 +178,58 @@ def _fetch_batches(
 
 
 def _read_source(
-    spec: PipelineSpec,
-    name: str,
-    parts: list[JsonObject],
-    schemas: Mapping[int, bytes] | None,
+    spec: PipelineSpec, name: str, parts: list[JsonObject], schemas: Schemas
 ) -> dict[str, TopicRange]:
     source = spec.sources[name]
-    plan = _plan_messages(source)
-    assert plan is not None  # noqa: S101 - see `list_undecoded_sources`
-    payload = get_kafka_options(source).payload
+    plan = plan_messages(source)
     tables, unknown = [plan.columns.empty_table()], dict[int, str]()
     with closing(_fetch_batches(spec, name, parts)) as batches:
         for batch in batches:
-            if schemas is None:
-                tables += _read_json(name, source, batch, plan)
-                continue
             unknown |= find_unknown_schemas(batch, source, schemas)
             if not unknown:
-                rows, others = _DECODERS[payload](batch, plan, source, schemas)
-                _require_no_others(name, others)
-                tables += rows
+                tables += read_messages(batch, plan, source, schemas)
     if unknown:
         raise UnknownSchemasError(name, unknown)
     rows = pa.concat_tables(tables)
     return {part["key"]: _select_range(rows, source, part) for part in parts}
 
 
-def _read_json(
-    name: str, source: SourceSpec, batch: pa.RecordBatch, plan: PlainMessages
+def read_messages(
+    batch: pa.RecordBatch, plan: PlainMessages, source: SourceSpec, schemas: Schemas
 ) -> list[pa.Table]:
-    plain, messages = split_messages(batch, plan)
-    if not messages.num_rows:
-        return [plain]
-    # Without those that are dead for certain: one odd message spoils its neighbours.
-    dead, rest = take_dead_messages(messages, plan, source)
-    tables = [plain, dead]
-    for left in rest.to_batches():
-        rows, others = split_messages(left, plan)
-        _require_no_others(name, others)
-        tables.append(rows)
-    return tables
+    """The rows of messages: of plain ones many at a time, of others one by one."""
+    plain, others = plan.columns.empty_table(), pa.Table.from_batches([batch])
+    try:
+        if plan.is_plain:
+            plain, others = _split_messages(batch, plan, source, schemas)
+    except pa.ArrowException:
+        if batch.num_rows > SMALLEST_BATCH:
+            middle = batch.num_rows // 2
+            halves = (batch[:middle], batch[middle:])
+            return [t for half in halves for t in read_messages(half, plan, source, schemas)]
+    decode = partial(_decode_payload, source=source, schemas=schemas)
+    return [plain, read_odd_messages(others, plan, source, decode)]
 
 
-def _require_no_others(name: str, others: pa.Table) -> None:
-    if others.num_rows:
-        raise OddMessagesError(name)
+def _split_messages(
+    batch: pa.RecordBatch, plan: PlainMessages, source: SourceSpec, schemas: Schemas
+) -> tuple[pa.Table, pa.Table]:
+    match get_kafka_options(source).payload:
+        case "json":
+            return split_messages(batch, plan)
+        case "avro":
+            return split_avro_messages(batch, plan, source, schemas)
+        case "protobuf":
+            return split_protobuf_messages(batch, plan, source, schemas)
+
+
+def _decode_payload(value: bytes, source: SourceSpec, schemas: Schemas) -> Mapping[str, Any]:
+    kafka = get_kafka_options(source)
+    if kafka.payload == "json":
+        return decode_json(value, source)
+    schema, body = split_header(value, schemas, kafka)
+    decode = decode_avro if kafka.payload == "avro" else decode_protobuf
+    return decode(body, schema, source)
 
 
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:

@@ -73,9 +73,10 @@ from .late_rows import (
     show_set_aside,
 )
 from .member_scan import MemberScan
-from .object_reading import make_part, open_part
+from .message_schemas import Schemas
+from .object_reading import count_read_bytes, make_part, open_part
 from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
-from .slice_reading import POSITION_COLUMNS, CutPart, PhysicalColumns, read_parts, select_provenance
+from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
     keep_data_rows,
     make_no_rows,
@@ -84,12 +85,7 @@ from .slice_scan import (
 )
 from .stored_partials import SENT_BYTES, StoredTable, decode_table, encode_table, store_table
 from .task_report import TaskReport
-from .topic_reading import (
-    OddMessagesError,
-    UnknownSchemasError,
-    fetch_topic_ranges,
-    read_topic_ranges,
-)
+from .topic_reading import UnknownSchemasError, read_topic_ranges
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
@@ -108,7 +104,6 @@ class ReadOrder:
         folders: where the attempt's files go.
         store: address of the pipeline's store.
         schemas: source -> schemas of its Avro or Protobuf messages, by number.
-        undecoded: topics whose messages tasks fetch and Spark SQL decodes.
         gone: session window -> keys and parts whose rows are late, as an Arrow stream. If there are
             some, late rows are written and nothing else.
         sent_bytes: of partial aggregates in one answer; more of them go by way of the store, and so
@@ -122,9 +117,8 @@ class ReadOrder:
     events_frontier: int
     folders: AttemptFolders
     store: str
-    schemas: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    schemas: dict[str, Schemas] = field(default_factory=dict)
     gone: Mapping[str, bytes] = field(default_factory=dict)
-    undecoded: frozenset[str] = frozenset()
     sent_bytes: int = SENT_BYTES
     by_spark: bool = False
 
@@ -168,7 +162,6 @@ class UnitAnswer:
         corrupt: keys of objects that cannot be read; the rest says nothing then.
         unknown: source -> number of a schema of a registry that the task lacked -> the place of a
             message with it.
-        odd: topics with messages that only Spark SQL decodes.
         left: why a task cannot compute the unit; the rest says nothing then.
     """
 
@@ -191,7 +184,6 @@ class UnitAnswer:
     error: TidegateError | None = None
     corrupt: tuple[str, ...] = ()
     unknown: dict[str, dict[int, str]] = field(default_factory=dict)
-    odd: set[str] = field(default_factory=set)
     left: str | None = None
 
 
@@ -243,16 +235,13 @@ def decode_parts(
 ) -> UnitReading:
     """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
 
-    They have a `BAD_REASON`, and their `_m` is the index of their slice in the whole cut. Of topics
-    in `ReadOrder.undecoded` they are the messages, with `_m`, `_p` and `_o`. `opened` is as in
-    `read_unit`, and the other arguments are as `read_parts` has them.
+    They have a `BAD_REASON`, and their `_m` is the number of their piece (`ReadUnit`). `opened` is
+    as in `read_unit`, and the other arguments are as `read_parts` has them.
     """
     unit = chosen.unit
 
     def read(answer: UnitAnswer) -> pa.Table:
         """Read the rows."""
-        if find_source(chosen) in order.undecoded:
-            return _fetch_messages(answer, order, chosen)
         parts = _open_parts(answer, order, unit, opened)
         source = order.spec.sources[find_source(chosen)]
         numbered = list(zip(chosen.places, parts, strict=True))
@@ -260,8 +249,8 @@ def decode_parts(
         if BAD_REASON not in rows.column_names:
             rows = rows.append_column(BAD_REASON, pa.nulls(rows.num_rows, pa.string()))
         answer.rows = rows.num_rows
-        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
-        return replace_column(rows, "_m", pa.array(slices))
+        pieces = np.array(unit.pieces, np.int32)[rows["_m"].to_numpy()]
+        return replace_column(rows, "_m", pa.array(pieces))
 
     return run_task(order, unit, UnitAnswer(unit.number), read)
 
@@ -269,24 +258,6 @@ def decode_parts(
 def find_source(chosen: SimilarParts) -> str:
     """Return whose objects these are; of several alike, the first source."""
     return next(piece.member.source for piece in chosen.unit.cut.slices if piece.parts)
-
-
-def _fetch_messages(answer: UnitAnswer, order: ReadOrder, chosen: SimilarParts) -> pa.Table:
-    """The messages of topics, for Spark SQL."""
-    unit, tables = chosen.unit, []
-    found = fetch_topic_ranges(order.spec, unit.cut, order.schemas)
-    for place, part in zip(chosen.places, list_parts(unit), strict=True):
-        messages = found.rows[part.key]
-        values = unit.indexes[part.member], place, part.ordinal
-        for (name, _, kind), value in zip(POSITION_COLUMNS, values, strict=False):
-            own = np.full(messages.num_rows, value, kind.to_pandas_dtype())
-            messages = messages.append_column(name, pa.array(own))
-        tables.append(messages)
-    rows = pa.concat_tables(tables)
-    answer.rows, answer.read_bytes = rows.num_rows, rows.nbytes
-    answer.missing = {key: count for key, count in found.missing.items() if count}
-    answer.unknown = found.unknown
-    return rows
 
 
 def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitReading:
@@ -299,7 +270,7 @@ def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitRe
         """Scan the rows of one slice."""
         own = make_no_rows(order.spec)
         if rows is not None:
-            own = rows.filter(pc.equal(rows["_m"], unit.indexes[place]))
+            own = rows.filter(pc.equal(rows["_m"], unit.pieces[place]))
             own = replace_column(own, "_m", pa.array(np.full(own.num_rows, place, np.int32)))
         return scan_evaluated_slice(order.spec, unit.cut, place, unit.state, own)
 
@@ -349,11 +320,7 @@ def run_task(
         )
     except UnknownSchemasError as error:
         answer.unknown = {error.source: error.schemas}
-        answer.odd = {error.source}
         answer.left = "messages with schemas that the tasks do not have"
-    except OddMessagesError as error:
-        answer.odd = {error.source}
-        answer.left = f"messages of source {error.source} that only Spark SQL decodes"
     except (*ENGINE_ERRORS, pa.ArrowInvalid) as error:
         answer.left = get_first_line(error)
     return UnitReading(answer, TaskReport.measure_since(begun), kept)
@@ -377,12 +344,19 @@ def _open_parts(
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
+    answer.read_bytes = sum(
+        ranges[part["key"]].rows.nbytes
+        if part["key"] in ranges
+        else count_read_bytes(
+            part, order.spec.sources[piece.member.source], is_open=part["key"] in known
+        )
+        for piece in unit.cut.slices
+        for part in piece.parts
+    )
+    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     if opened is not None:
         opened.clear()
         opened.update({part.key: part for part in parts})
-    answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
-    answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
-    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     return parts
 
 

@@ -1,9 +1,8 @@
 """Read jobs in which Spark SQL evaluates what only Spark can; the one module that knows how.
 
 That is an expression of `select`, `where`, a rule or an aggregate, or a cast, that DuckDB is not
-proven to compute as Spark SQL does, or messages of a topic that only Spark SQL decodes. A Python
-task reads the rows or fetches the messages of its unit, Spark SQL evaluates them, and a Python task
-of the same partition folds them.
+proven to compute as Spark SQL does. A Python task reads the rows of its unit, Spark SQL evaluates
+them, and a Python task of the same partition folds them.
 
 One plan of Spark SQL takes objects that look alike. Where a cut has others as well, a shuffle
 brings the rows of each unit together.
@@ -28,7 +27,6 @@ from tidegate.jobs.rows.batch_reading import decode_in_batches, divide_unit, fol
 from tidegate.jobs.rows.column_casts import cast_to_declared, select_readable_columns
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.dead_rows import IS_LETTER
-from tidegate.jobs.rows.json_messages import get_kafka_options
 from tidegate.jobs.rows.kept_rows import encode_kept_rows
 from tidegate.jobs.rows.slice_reading import (
     POSITION_COLUMNS,
@@ -49,24 +47,17 @@ from tidegate.jobs.rows.unit_reading import (
 from tidegate.jobs.rules.aggregates import list_spark_arguments
 from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
-from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, open_schema_registry
 from tidegate.jobs.sources.object_decoding import BAD_REASON
-from tidegate.jobs.spec.source_spec import SourceSpec
 
 from .errors import SPARK_FAILED
 from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
-from .kafka_payloads import MESSAGE_DDL, decode_messages
 from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
 from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
-_SAID: Final = "_said"
-"""Column of messages; as `BAD_REASON` of rows, what their reader says in a row of its own."""
-_PLACES: Final = f"_m int, _p int, _o bigint, {_SAID} string"
 _NO_PART: Final = -1
-"""The place of a row in which a reader speaks."""
+"""The place of a row in which a reader speaks; `BAD_REASON` is what it says."""
 _pickle: Any = CPickleSerializer()
 _Said = tuple[UnitAnswer, TaskReport]
 
@@ -129,15 +120,8 @@ def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, lis
     """Return what each plan reads, by unit."""
     groups: dict[PartsForm, list[SimilarParts]] = defaultdict(list)
     for unit in units:
-        plain, undecoded = [], defaultdict(list)
-        for place, part in enumerate(list_parts(unit)):
-            source = unit.cut.slices[part.member].member.source
-            if source in order.undecoded:
-                undecoded[part.columns, source].append((place, part))
-            else:
-                plain.append((place, part))
-        similar = group_similar_parts(order.spec, unit.cut, plain)
-        for form, parts in [*similar.items(), *undecoded.items()]:
+        similar = group_similar_parts(order.spec, unit.cut, [*enumerate(list_parts(unit))])
+        for form, parts in similar.items():
             groups[form].append(select_parts(unit, tuple(place for place, _ in parts)))
     return groups
 
@@ -149,9 +133,9 @@ def _plan_pieces(session: SparkSession, order: ReadOrder, units: list[ReadUnit])
         for (columns, _), chosen in _group_parts(order, units).items()
     ]
     rows: Any = combine_frames(*frames)
-    places = {index: place for place, unit in enumerate(units) for index in unit.indexes}
+    places = {piece: place for place, unit in enumerate(units) for piece in unit.pieces}
     if len(frames) > 1:
-        known = (str(places.get(index, 0)) for index in range(max(places) + 1))
+        known = (str(places.get(piece, 0)) for piece in range(max(places) + 1))
         # An array is no part of the code that Spark generates.
         rows = rows.repartitionById(len(units), F.expr(f"array({', '.join(known)})[_m]"))
         if any(len(divide_unit(order.spec, unit)) > 1 for unit in units):
@@ -169,35 +153,21 @@ def _select_evaluated_rows(
     chosen: list[SimilarParts],
 ) -> DataFrame:
     """The rows of objects that look alike, cast, selected and judged."""
-    name = find_source(chosen[0])
-    source = order.spec.sources[name]
+    source = order.spec.sources[find_source(chosen[0])]
     physical = {**dict(columns), BAD_REASON: "string"}
     schema = format_ddl(columns, POSITION_COLUMNS)
     schema += "" if BAD_REASON in dict(columns) else f", {BAD_REASON} string"
-    if name in order.undecoded:
-        schema = f"{MESSAGE_DDL}, {_PLACES}"
     # Only the driver can read the text of a type of Spark SQL.
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     packed = [_pickle.dumps(one) for one in chosen]
     decode = partial(_decode_parts, _pickle.dumps(order), (columns, nested), packed)
     raw = map_in_workers(session.range(0, len(chosen), 1, len(chosen)), decode, schema)
-    if name in order.undecoded:
-        raw = _decode_messages(raw, source)
     rows: DataFrame = cast_to_declared(raw, source, physical)
     if arguments := list_spark_arguments(order.spec):
         rows = _add_arguments(rows, chosen, arguments)
     others = [quote_name(name) for name in rows.columns if name != "_json"]
     # The text of a row costs more than all else of it.
     return rows.selectExpr(*others, f"IF({IS_LETTER}, _json, NULL) AS _json")
-
-
-def _decode_messages(messages: DataFrame, source: SourceSpec) -> DataFrame:
-    """The rows of messages that tasks have fetched, with the columns of `POSITION_COLUMNS`."""
-    registry = open_schema_registry(get_kafka_options(source))
-    known = None if registry is None else registry.known
-    rows = decode_messages(messages, source, known, ("_m", "_p", "_o", _SAID))
-    said = F.expr(f"coalesce({_SAID}, {BAD_REASON})")
-    return rows.withColumn("_row", F.col(OFFSET_COLUMN)).withColumn(BAD_REASON, said)
 
 
 def format_ddl(columns: PhysicalColumns, places: Iterable[tuple[str, str, Any]]) -> str:
@@ -219,11 +189,11 @@ def _add_arguments(
 ) -> DataFrame:
     """Add what Spark SQL has to compute for the aggregates; nothing of rows that are no data."""
     sources = {
-        index: piece.member.source
+        number: piece.member.source
         for one in chosen
-        for index, piece in zip(one.unit.indexes, one.unit.cut.slices, strict=True)
+        for number, piece in zip(one.unit.pieces, one.unit.cut.slices, strict=True)
     }
-    known = ", ".join(quote_text(sources.get(index, "")) for index in range(max(sources) + 1))
+    known = ", ".join(quote_text(sources.get(number, "")) for number in range(max(sources) + 1))
     placed = rows.selectExpr("*", f"array({known})[_m] AS _source")
     values = (
         f"IF(_dead IS NULL AND _kind = 'data', {sql}, NULL) AS {name}"
@@ -264,7 +234,6 @@ def _add_reading(answer: UnitAnswer, read: UnitAnswer) -> None:
     answer.corrupt += read.corrupt
     for source, schemas in read.unknown.items():
         answer.unknown[source] = answer.unknown.get(source, {}) | schemas
-    answer.odd |= read.odd
     answer.error = read.error or answer.error
     answer.left = read.left or answer.left
 
@@ -282,21 +251,14 @@ def _decode_parts(
     columns, nested = form
     for number in [one for batch in batches for one in batch["id"].to_pylist()]:
         own: SimilarParts = _pickle.loads(chosen[number])
-        if find_source(own) in order.undecoded:
-            places = [(name, kind) for name, _, kind in POSITION_COLUMNS[:3]]
-            schema, speaks = pa.schema([*MESSAGE_SCHEMA, *places, (_SAID, pa.string())]), _SAID
-        else:
-            schema, speaks = build_row_schema(columns, nested.__getitem__), BAD_REASON
-            if BAD_REASON not in schema.names:
-                schema = schema.append(pa.field(BAD_REASON, pa.string()))
+        schema = build_row_schema(columns, nested.__getitem__)
+        if BAD_REASON not in schema.names:
+            schema = schema.append(pa.field(BAD_REASON, pa.string()))
         for reading in decode_in_batches(order, own, columns, nested.__getitem__):
             said = _pickle.dumps((reading.answer, reading.report)).hex()
             if reading.kept is not None and reading.kept.num_rows:
-                rows = reading.kept.combine_chunks()
-                if speaks == _SAID:
-                    rows = rows.append_column(_SAID, pa.nulls(rows.num_rows, pa.string()))
-                yield from rows.to_batches(_BATCH_ROWS)
-        values = {"_m": own.unit.indexes[0], "_p": _NO_PART, speaks: said}
+                yield from reading.kept.combine_chunks().to_batches(_BATCH_ROWS)
+        values = {"_m": own.unit.pieces[0], "_p": _NO_PART, BAD_REASON: said}
         yield pa.RecordBatch.from_pylist([values], schema)
 
 
@@ -309,18 +271,19 @@ def _fold_units(
 ) -> Iterator[pa.RecordBatch]:
     order: ReadOrder = _pickle.loads(packed)
     rows = _ReadRows(batches)
-    index = rows.find_slice()
-    if index is None:  # a partition without a unit
+    number = rows.find_piece()
+    if number is None:  # a partition without a unit
         return
-    unit: ReadUnit = _pickle.loads(units[places[index]])
+    place = places[number]
+    unit: ReadUnit = _pickle.loads(units[place])
     for reading in fold_in_batches(order, unit, rows):
         said = reading.answer, reading.report
         for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
-            yield make_row(places[index], KEPT, piece.data.to_pybytes())
+            yield make_row(place, KEPT, piece.data.to_pybytes())
     for _ in rows:  # what no batch has asked for
         pass
     answer = _Folded(said, rows.count, rows.readers)
-    yield make_row(places[index], ANSWER, _pickle.dumps(answer))
+    yield make_row(place, ANSWER, _pickle.dumps(answer))
 
 
 class _ReadRows:
@@ -330,14 +293,14 @@ class _ReadRows:
         self._batches = batches
         self.count, self.readers = 0, list[_Said]()
 
-    def find_slice(self) -> int | None:
-        """The index of one slice of the unit; None without any row."""
+    def find_piece(self) -> int | None:
+        """The number of one piece of the unit; None without any row."""
         first = next((batch for batch in self._batches if batch.num_rows), None)
         if first is None:
             return None
         self._batches = chain([first], self._batches)
-        index: int = first["_m"][0].as_py()
-        return index
+        number: int = first["_m"][0].as_py()
+        return number
 
     def __iter__(self) -> Iterator[pa.Table]:
         for batch in self._batches:

@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 
 from tidegate.errors import ErrorDefinition, PoisonError, TidegateError, TransientError
 from tidegate.jobs.rows.stored_partials import RESULT_BYTES
-from tidegate.jobs.rows.topic_reading import list_undecoded_sources
 from tidegate.jobs.rules.native_support import (
     explain_spark_aggregates,
     explain_unproven_expressions,
@@ -72,8 +71,7 @@ def open_session(spec: PipelineSpec) -> SparkSession:
 
 def _is_evaluated_by_spark(spec: PipelineSpec) -> bool:
     """Whether Spark SQL is known to evaluate all rows of a source or of a window."""
-    found = explain_unproven_expressions(spec) or explain_spark_aggregates(spec)
-    return found is not None or bool(list_undecoded_sources(spec))
+    return (explain_unproven_expressions(spec) or explain_spark_aggregates(spec)) is not None
 
 
 def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:

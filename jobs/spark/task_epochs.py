@@ -23,21 +23,15 @@ from tidegate.jobs.eventtime.decision_types import (
     ReleaseMark,
     Survey,
 )
+from tidegate.jobs.rows.batch_reading import merge_shares
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
-from tidegate.jobs.rows.json_messages import get_kafka_options
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
 from tidegate.jobs.rows.stored_partials import SENT_BYTES, StoredTable
 from tidegate.jobs.rows.task_support import explain_spark_expressions
-from tidegate.jobs.rows.topic_reading import (
-    list_undecoded_sources,
-    remove_settings,
-)
-from tidegate.jobs.rows.unit_reading import (
-    ReadOrder,
-    UnitAnswer,
-)
+from tidegate.jobs.rows.topic_reading import remove_settings
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
@@ -45,7 +39,6 @@ from tidegate.json_types import JsonObject
 from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
-from .kafka_payloads import require_schemas
 from .python_tasks import (
     KeptRows,
     build_topic_variables,
@@ -150,7 +143,7 @@ def survey_in_tasks(
             that `on_bad` or a rule does not allow.
         TransientError: the store does not answer, or an object has changed.
     """
-    units = divide_cut(cut, state, store)
+    units = divide_cut(spec, cut, state, store)
     mark = find_late_mark(spec, state, released_max)
     order: ReadOrder | None = _make_read_order(spec, store, mark, folders, units)
     kept = None
@@ -160,19 +153,21 @@ def survey_in_tasks(
             used = order
             answers, kept = read_units(sessions, spec, used, units)
             order = _find_better_order(spec, used, answers)
-        _require_schemas(spec, used, answers)
         check_answers(spec, answers)
     except TidegateError:
         _drop_rows(kept)
         raise
-    _log_missing_offsets(cut, answers)
+    _log_missing_offsets(units, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
     sketches: dict[str, Counter[str]] = {}
     for answer in answers:
         for piece in answer.slices:
-            known[piece.index] = piece.survey
-            sketches.setdefault(piece.survey.member.source, Counter()).update(piece.sketch)
+            first = known.get(piece.index)
+            known[piece.index] = merge_shares(first, piece.survey) if first else piece.survey
+            # A row counts with the rows before it, and the other shares have not read these.
+            if first is None:
+                sketches.setdefault(piece.survey.member.source, Counter()).update(piece.sketch)
     none = make_no_rows(spec)
     members = tuple(
         replace(
@@ -211,7 +206,6 @@ def _make_read_order(
         folders,
         store.url,
         read_schemas(spec),
-        undecoded=list_undecoded_sources(spec),
         sent_bytes=SENT_BYTES // max(len(units), 1),
         by_spark=explain_spark_expressions(spec, units) is not None,
     )
@@ -222,38 +216,24 @@ def _find_better_order(
 ) -> ReadOrder | None:
     """An order by which tasks compute what they could not; None if there is none.
 
-    Registries are asked for the schemas that tasks lacked. What the tasks cannot decode then, they
-    fetch for Spark SQL. It also evaluates all rows if DuckDB could not.
+    Registries are asked for the schemas that tasks lacked. Spark SQL evaluates the rows if DuckDB
+    could not.
+
+    Raises:
+        TransientError: a registry does not answer, or a schema is not registered yet.
+        ConfigurationError: a registry refuses the driver, or a schema cannot be used.
     """
-    if fetch_schemas(spec, _collect_unknown_schemas(answers)):
-        return replace(order, schemas=read_schemas(spec))
-    undecoded = order.undecoded.union(*(answer.odd for answer in answers))
-    left = next((answer.left for answer in answers if answer.left is not None), None)
-    is_better = undecoded != order.undecoded or (left is not None and not order.by_spark)
-    if _find_error(answers) is not None or not is_better:
-        return None
-    _log.info("rows_evaluated_by_spark_sql", cause=left)
-    return replace(order, undecoded=undecoded, by_spark=True)
-
-
-def _collect_unknown_schemas(answers: list[UnitAnswer]) -> dict[str, dict[int, str]]:
     unknown: dict[str, dict[int, str]] = {}
     for answer in answers:
         for source, schemas in answer.unknown.items():
             unknown[source] = unknown.get(source, {}) | schemas
-    return unknown
-
-
-def _require_schemas(spec: PipelineSpec, order: ReadOrder, answers: list[UnitAnswer]) -> None:
-    """Refuse messages whose schema cannot be used, where they are no dead letters.
-
-    Raises:
-        TransientError: a schema is not registered yet, and the source waits for it.
-        ConfigurationError: a registered schema cannot be used.
-    """
-    for name, schemas in _collect_unknown_schemas(answers).items():
-        if name in order.undecoded:
-            require_schemas(name, get_kafka_options(spec.sources[name]), schemas)
+    if unknown:
+        return replace(order, schemas=fetch_schemas(spec, order.schemas, unknown))
+    left = next((answer.left for answer in answers if answer.left is not None), None)
+    if left is None or order.by_spark or _find_error(answers) is not None:
+        return None
+    _log.info("rows_evaluated_by_spark_sql", cause=left)
+    return replace(order, by_spark=True)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:
@@ -261,10 +241,10 @@ def _drop_rows(kept: KeptRows | None) -> None:
         kept.discard()
 
 
-def _log_missing_offsets(cut: Cut, answers: list[UnitAnswer]) -> None:
+def _log_missing_offsets(units: list[ReadUnit], answers: list[UnitAnswer]) -> None:
     """Compaction and transactions leave offsets without a message. They are logged, not refused."""
     missing = {key: count for answer in answers for key, count in answer.missing.items()}
-    for piece in cut.slices:
+    for piece in (one for unit in units for one in unit.cut.slices):
         for part in piece.parts:
             if part["key"] in missing:
                 _log.info(

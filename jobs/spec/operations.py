@@ -107,7 +107,7 @@ class SparkSpec(SpecModel):
     sooner. ``throughput`` is faster where Spark SQL evaluates millions of rows in this JVM.
 
     ``auto`` is ``throughput`` for a driver that is started as a process with a local master, if
-    Spark SQL decodes or evaluates rows of the pipeline; else ``quick``.
+    Spark SQL evaluates rows of the pipeline; else ``quick``.
     """
     staging: Literal["disk", "bucket"] = "disk"
     """Has no effect any more, and `validate` says so: reducers run in tasks, wherever these are."""
@@ -548,17 +548,12 @@ def add_bucket_jars(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _select_kafka_packages(spec: PipelineSpec) -> tuple[list[str], list[str]]:
-    """Packages for topics that Spark reads, and what is not to come with them.
+    """Packages for topics that Spark lands, and what is not to come with them.
 
-    Python tasks fetch the messages of sources and send those of sinks. Spark decodes only Avro, and
-    lands topics.
+    Python tasks read the topics of sources and write those of sinks.
     """
-    topics = [source.kafka for source in spec.sources.values() if source.kafka is not None]
     landed = any(
         source.landing is not None and source.landing.format == "kafka"
         for source in spec.sources.values()
     )
-    avro = JARS["avro"] if any(kafka.payload == "avro" for kafka in topics) else []
-    if not landed:
-        return avro, []
-    return [*JARS["kafka"], *avro], JARS["kafka_excludes"]
+    return (JARS["kafka"], JARS["kafka_excludes"]) if landed else ([], [])

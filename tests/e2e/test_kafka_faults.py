@@ -19,9 +19,9 @@ import pytest
 
 from tests.e2e.drivers import Piped, wait_for
 from tests.e2e.kafka_marks import ON_A_BROKER
+from tests.rows.topic_messages import proto
 from tests.servers.kafka import KafkaServer
 from tests.servers.kafka_client import KafkaClient
-from tests.spark.kafka_topics import proto
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.sources.kafka_client import (
     RangeReader,

@@ -1,16 +1,23 @@
-"""Which Avro schemas tasks read; the others are left to Spark SQL."""
+"""Avro messages that are read many at a time: which ones, and that others read them alike."""
 
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from tests.rows.avro_inputs import AT, NUMBERED, RICH, TIME, VALUES, encode, make_schema
 from tests.rows.topic_inputs import topic_spec
-from tidegate.jobs.rows.avro_records import is_readable_schema, plan_records
+from tests.rows.topic_messages import make_batch, rows, spec_of
+from tidegate.errors import ConfigurationError
+from tidegate.jobs.rows.avro_messages import split_avro_messages
+from tidegate.jobs.rows.avro_records import plan_records
+from tidegate.jobs.rows.avro_values import parse_avro_schema
+from tidegate.jobs.rows.json_messages import plan_messages
 
-TIME = {"type": "long", "logicalType": "timestamp-millis"}
 ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"], "default": "A"}
 INNER = {"type": "record", "name": "I", "fields": [{"name": "n", "type": "int"}]}
 DECIMAL = {"type": "fixed", "logicalType": "decimal", "precision": 4, "scale": 2}
@@ -34,42 +41,102 @@ def make_record(*types: Any, **first: Any) -> dict[str, Any]:
         make_record({**DECIMAL, "name": "D", "size": 2}, ["int", "string"]),
     ],
 )
-def test_ordinary_schemas_are_read(record: dict[str, Any]) -> None:
+def test_ordinary_schemas_are_read_many_at_a_time(record: dict[str, Any]) -> None:
     """With their names, defaults and nested fields."""
-    assert is_readable_schema(json.dumps(record).encode(), topic_spec("b:9092").sources["a"])
+    source = topic_spec("b:9092").sources["a"]
+    assert plan_records(json.dumps(record).encode(), source) is not None
 
 
 @pytest.mark.parametrize(
-    "schema",
+    "record",
     [
-        *(b"", b"[]", b'"string"', b"{", b'{"type": "record"}', b"\xff"),
-        make_record("nonsense"),
         make_record("null"),
-        make_record(["null"]),
-        make_record(["int", "int"]),
         make_record(["null", "shop.R"]),
-        make_record("int", name="T"),
-        make_record("int", name="a-b"),
-        make_record("int", default="7"),
-        make_record("int", order="none"),
-        make_record({"type": "int", "spark.sql.catalyst.type": "interval year"}),
         make_record({"type": "long", "logicalType": "time-micros"}),
         make_record({"type": "array", "items": TIME}),
-        make_record({**DECIMAL, "name": "D", "size": 1}),
-        make_record({**DECIMAL, "name": "D", "size": 2}, "shop.D"),
-        make_record({**ENUM, "symbols": ["A", "a b"]}),
+        make_record({"type": "array", "items": {**INNER, "fields": []}}),
+        make_record(["int", "string"], name="n"),
+        make_record({"type": "array", "items": "int"}, name="n"),
+        make_record("bytes", name="n"),
     ],
 )
-def test_schemas_out_of_the_ordinary_are_left_to_spark(schema: bytes | dict[str, Any]) -> None:
-    """Spark might refuse them, or read other values."""
-    text = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
-    assert plan_records(text) is None
+def test_other_schemas_are_read_one_by_one(record: dict[str, Any]) -> None:
+    """A wanted field is nested or of another type, or a type is out of the ordinary."""
+    schema = json.dumps(record).encode()
+    assert parse_avro_schema(schema) is not None
+    assert plan_records(schema, topic_spec("b:9092").sources["a"]) is None
 
 
-def test_wanted_fields_have_types_that_become_their_columns() -> None:
-    """A wanted field is nested, or of another type."""
-    source = topic_spec("b:9092").sources["a"]
-    for kind in (["int", "string"], {"type": "array", "items": "int"}, "bytes"):
-        record = make_record(kind, name="n")
-        assert plan_records(json.dumps(record).encode()) is not None
-        assert not is_readable_schema(json.dumps(record).encode(), source)
+@pytest.mark.parametrize(
+    "schema", [b"", b"[]", b'"string"', b"{", b'{"type": "record"}', b"\xff", make_schema(a="odd")]
+)
+def test_what_is_no_schema_is_refused(schema: bytes) -> None:
+    """Its messages say why."""
+    with pytest.raises(ConfigurationError) as refused:
+        parse_avro_schema(schema)
+    assert refused.value.code == "kafka.bad_schema"
+
+
+def compare(messages: list[bytes], schemas: dict[int, bytes], **own: Any) -> int:
+    """Read messages in both ways; return how many are read with others."""
+    own["kafka"] = {"key": None, **NUMBERED}
+    alone = rows(messages, schemas, one_by_one=True, **own)
+    source = spec_of(**own)
+    plan, plain = plan_messages(source), 0
+    for place, (message, row) in enumerate(zip(messages, alone, strict=True)):
+        try:
+            found, _ = split_avro_messages(make_batch([message]), plan, source, schemas)
+        except pa.ArrowException:
+            continue
+        for one in found.to_pylist():
+            assert repr({**one, "_at": place}) == repr(row), message
+            plain += 1
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("declared", "least"),
+    [
+        *(("int", 5), ("long", 8), ("float", 1), ("double", 6), ("boolean", 1), ("string", 15)),
+        *(("binary", 2), ("date", 2), ("timestamp", 3), ("decimal(6,2)", 6), ("decimal(4,1)", 2)),
+    ],
+)
+def test_values_are_those_of_single_messages(declared: str, least: int) -> None:
+    """Of each type in a column of each type."""
+    schemas = dict(enumerate(dict.fromkeys(make_schema(v=kind) for kind, _ in VALUES)))
+    numbers = {schema: number for number, schema in schemas.items()}
+    messages = []
+    for kind, value in VALUES:
+        schema = make_schema(v=kind)
+        messages.append(b"\0" + numbers[schema].to_bytes(4, "big") + encode(schema, v=value))
+    assert compare(messages, schemas, schema={"at": "timestamp", "v": declared}) >= least
+
+
+def test_numbers_are_times_with_a_unit() -> None:
+    """And else they are not; the schema's own times have their unit."""
+    values = [("long", AT), ("int", AT), (TIME, AT * 1000), ("long", 2**62)]
+    schemas = {number: make_schema(v=kind) for number, (kind, _) in enumerate(values)}
+    messages = [
+        b"\0\0\0\0" + bytes([number]) + encode(schemas[number], v=value)
+        for number, (_, value) in enumerate(values)
+    ]
+    own: dict[str, Any] = {"schema": {"at": "timestamp", "v": "timestamp"}}
+    assert compare(messages, schemas, parse={"timestamps": "s"}, **own) == 3
+    assert compare(messages, schemas, **own) == 1
+
+
+def test_damaged_messages_are_bad_in_both_ways() -> None:
+    """A message is cut, has other bytes or more of them; nested fields are passed over."""
+    draw = random.Random(5)
+    good = encode(
+        RICH, n=300, e="SELL", s="aé", many=[1, -70], by={"k": "v"}, b=True, inner={"x": 5}
+    )
+    bodies = [good, good + b"more", *(good[:end] for end in range(1, len(good)))]
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(draw.randint(1, 2)):
+            data[draw.randrange(len(data))] = draw.choice([0, 1, 2, 3, 4, 127, 128, 255])
+        bodies.append(bytes(data))
+    columns = {"at": "timestamp", "n": "long", "e": "string", "s": "string", "b": "boolean"}
+    messages = [b"\0\0\0\0\7" + body for body in bodies]
+    assert compare(messages, {7: RICH}, schema=columns) > 60

@@ -28,11 +28,9 @@ from tidegate.jobs.rows.object_reading import (
     open_part,
 )
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
-from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
     UnitAnswer,
-    UnitReading,
     list_parts,
     read_unit,
     select_parts,
@@ -115,7 +113,7 @@ def draw_unit(folder: Path, what: str, seed: int) -> tuple[ReadOrder, ReadUnit]:
         tables = [table_of(rows[:20]), table_of(rows[20:])]
         pieces.append(slice_of_objects(store, Member(source), [t for t in tables if t.num_rows]))
     state = {"clock": 10 * SECOND, "members": {"a/0": None, "b/0": None}}
-    (unit,) = divide_cut(Cut(tuple(pieces)), state, store)
+    (unit,) = divide_cut(spec, Cut(tuple(pieces)), state, store)
     return order_of(spec, store, LATE * SECOND), unit
 
 
@@ -191,7 +189,9 @@ def test_a_task_holds_a_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     store, most, held = LocalStore(tmp_path), 40, list[int]()
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
     rows = table_of([{**row, "v": 0.1 * n} for n, row in enumerate(rows_at(*range(1000)))])
-    (unit,) = divide_cut(Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store)
+    (unit,) = divide_cut(
+        spec, Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store
+    )
     monkeypatch.setattr(batch_reading, "MOST_CELLS", most * spec.sources["a"].width)
     opened, some = list[str](), slice_reading._read_some_rows
 
@@ -225,29 +225,11 @@ def test_partial_aggregates_of_all_batches_are_sent_together(
     """As those of a unit that is read at once."""
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(*range(9))),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(*range(9))),)), {}, store)
     monkeypatch.setattr(batch_reading, "MOST_CELLS", spec.sources["a"].width)
     order = order_of(spec, store)
     stored = read_all(replace(order, sent_bytes=1), unit)[0].partials["w"]
     assert isinstance(stored, StoredTable)
-
-
-def test_an_odd_message_in_one_batch_is_known_of_the_unit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sources with messages that only Spark SQL decodes are those of all batches."""
-    store = LocalStore(tmp_path)
-    spec = spec_of({"a": {}}, windows={"w": WINDOW})
-    rows = table_of(rows_at(*range(4)))
-    (unit,) = divide_cut(Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store)
-    monkeypatch.setattr(batch_reading, "MOST_CELLS", 4 * spec.sources["a"].width)
-
-    def find_odd_message(order: ReadOrder, batch: ReadUnit, opened: object) -> UnitReading:
-        answer = UnitAnswer(batch.number, odd={"a"}, left="a message that only Spark SQL decodes")
-        return UnitReading(answer, TaskReport.measure_since(0.0), None)
-
-    monkeypatch.setattr(batch_reading, "read_unit", find_odd_message)
-    assert read_all(order_of(spec, store), unit)[0].odd == {"a"}
 
 
 def count_scratch_files() -> int:
@@ -274,7 +256,8 @@ def test_decoded_rows_are_gone_after_their_unit(
         part = {"key": found.key, "etag": inspected.etag, "size": len(lines), "ordinal": ordinal}
         rows = {"rows": 50, "row_start": 0, "row_end": 50}
         parts.append({**part, **rows, "columns": inspected.content.columns})
-    (unit,) = divide_cut(Cut((Slice(Member("a"), 0, join_seq(1, 50), tuple(parts)),)), {}, store)
+    cut = Cut((Slice(Member("a"), 0, join_seq(1, 50), tuple(parts)),))
+    (unit,) = divide_cut(spec, cut, {}, store)
     if is_damaged:
         (tmp_path / "1").write_bytes(b"")
     monkeypatch.setattr(batch_reading, "MOST_CELLS", 25 * spec.sources["a"].width)

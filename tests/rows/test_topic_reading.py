@@ -25,7 +25,7 @@ from tests.rows.topic_inputs import (
 )
 from tests.rows.units import order_of
 from tests.servers.kafka_in_process import KafkaInProcess
-from tests.spark.agreement import COLUMNS, spec_of
+from tests.spark.agreement import divide_finely, spec_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import topic_reading
@@ -35,11 +35,10 @@ from tidegate.jobs.rows.topic_reading import (
     _find_settings,
     build_settings_variables,
     close_reader,
-    list_undecoded_sources,
     remove_settings,
     require_settings,
 )
-from tidegate.jobs.rows.unit_reading import UnitAnswer, decode_parts, read_unit, select_parts
+from tidegate.jobs.rows.unit_reading import UnitAnswer, read_unit
 from tidegate.jobs.sources.kafka_client import RangeReader
 from tidegate.jobs.sources.topic_checks import require_readable_topics
 from tidegate.jobs.spark import python_tasks
@@ -62,7 +61,7 @@ def read_cut(
 ) -> UnitAnswer:
     """What a task answers, as Spark sends it."""
     store = LocalStore(folder)
-    (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
+    (unit,) = divide_cut(spec, plan_cut(spec, bounds), {}, store)
     for name, value in build_settings_variables(spec, with_secrets=True).items():
         monkeypatch.setenv(name, value)
     order = replace(order_of(remove_settings(spec), store), schemas=read_schemas(spec))
@@ -91,6 +90,24 @@ def test_a_task_reads_the_planned_offsets(
     assert [(p.index, str(p.survey.member), p.survey.rows) for p in answer.slices] == [
         (0, "a/0", 7),
         (2, "a/2", 2),
+    ]
+
+
+def test_several_tasks_share_a_range(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each offset is read once, at its own position."""
+    divide_finely(monkeypatch)
+    broker.send("t", 0, [message(n) for n in range(10)])
+    spec, store = topic_spec(broker.servers, events={}), LocalStore(tmp_path)
+    for name, value in build_settings_variables(spec, with_secrets=True).items():
+        monkeypatch.setenv(name, value)
+    units = divide_cut(spec, plan_cut(spec, {0: (2, 10)}), {}, store)
+    assert len(units) > 3
+    order = order_of(remove_settings(spec), store)
+    kept = [read_unit(order, unit).kept for unit in units]
+    assert [seq for rows in kept if rows is not None for seq in rows["_seq"].to_pylist()] == [
+        *range(2, 10)
     ]
 
 
@@ -140,7 +157,7 @@ def test_offsets_without_a_message_are_counted(
     assert answer.missing == {"@kafka/a/t/0/0-5": 2}
 
 
-def test_messages_that_are_dead_for_certain_are_letters(
+def test_messages_that_are_dead_are_letters(
     broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They keep their offsets, reasons and texts; the others are folded."""
@@ -161,38 +178,49 @@ def test_messages_that_are_dead_for_certain_are_letters(
     assert piece.survey.rows == 2
 
 
-@pytest.mark.parametrize("odd", [message(1, n="x"), b'{"t": NaN}', b'{"t": 1} {}'])
-def test_messages_that_arrow_does_not_read_are_left(
-    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: bytes
+@pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        (message(1, n="x"), "n is no long: x"),
+        (b'{"t": NaN}', "the message is not a JSON object"),
+        (b'{"t": 1} {}', "t is no timestamp: 1"),
+        (b" " + message(1, n=" 7") + b"{", None),
+    ],
+)
+def test_odd_messages_are_read_one_by_one(
+    broker: KafkaInProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    odd: bytes,
+    reason: str | None,
 ) -> None:
-    """Spark SQL decodes them, once tasks have fetched them as they are."""
+    """They are rows or dead letters, and the others are read as always."""
     broker.send("t", 0, [message(1), odd, message(2)])
     answer = read_cut(topic_spec(broker.servers), {0: (0, 3)}, tmp_path, monkeypatch)
-    assert answer.odd == {"a"}
-    assert answer.left == "messages of source a that only Spark SQL decodes"
+    assert (answer.error, answer.left, answer.rows) == (None, None, 3)
+    letters = read_dead_letters(answer, tmp_path) if answer.dead_files else []
+    assert [row["detail"] for row in letters] == [reason] * (reason is not None)
 
 
-def test_protobuf_messages_that_are_no_plain_values_are_left(
+def test_protobuf_messages_are_read_with_the_schema_of_the_order(
     broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Good and dead ones are read with the schema that the order has, others by Spark SQL."""
+    """Good, dead and odd ones."""
     schema = make_schema(k=FIELD.TYPE_STRING, n=FIELD.TYPE_INT64, v=FIELD.TYPE_STRING)
     (tmp_path / "row.desc").write_bytes(schema)
     kafka = {**PROTOBUF, "schema_file": f"{tmp_path}/row.desc"}
     spec = topic_spec(broker.servers, kafka=kafka)
     good, odd = (encode_row(schema, 1, n=2, v=text) for text in ("0.5", "many"))
     broker.send("t", 0, [good, b"\x0a\xff", None, odd])
-    answer = read_cut(spec, {0: (0, 3)}, tmp_path / "good", monkeypatch)
-    assert (answer.error, answer.left, answer.rows) == (None, None, 3)
-    letters = read_dead_letters(answer, tmp_path / "good")
+    answer = read_cut(spec, {0: (0, 4)}, tmp_path, monkeypatch)
+    assert (answer.error, answer.left, answer.rows) == (None, None, 4)
+    letters = read_dead_letters(answer, tmp_path)
     assert [row["detail"] for row in letters] == [
         "the message is no shop.Row",
         "a tombstone: the message has no value",
+        "v is no double: many",
     ]
     assert '"_text":"0x0AFF"' in letters[0]["row"]
-    answer = read_cut(spec, {0: (0, 4)}, tmp_path / "odd", monkeypatch)
-    assert answer.odd == {"a"}
-    assert answer.left == "messages of source a that only Spark SQL decodes"
     (tmp_path / "row.desc").unlink()
     with pytest.raises(ConfigurationError, match=r"row\.desc cannot be read"):
         read_schemas(spec)
@@ -233,33 +261,6 @@ def test_settings_of_clients_are_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 PROTOBUF = {"payload": "protobuf", "message": "shop.Row"}
-
-
-def test_messages_that_spark_sql_decodes_are_fetched_as_they_are(
-    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With keys, headers and places, of the planned offsets only."""
-    broker.send("t", 0, [b"a", None, b"\xff", b"z"], headers=[("from", b"x"), ("from", b"y")])
-    kafka = {**PROTOBUF, "schema_file": "row.desc", "headers": {"who": "from"}}
-    columns = {**COLUMNS, "price": "float", "who": "string"}
-    spec = topic_spec(broker.servers, kafka=kafka, schema=columns)
-    assert list_undecoded_sources(spec) == {"a"}
-    for name, value in build_settings_variables(spec, with_secrets=True).items():
-        monkeypatch.setenv(name, value)
-    store = LocalStore(tmp_path)
-    (unit,) = divide_cut(plan_cut(spec, {0: (1, 3)}), {}, store)
-    order = replace(order_of(remove_settings(spec), store), undecoded=frozenset({"a"}))
-    reading = decode_parts(order, select_parts(unit, (0,)), (), pa.type_for_alias)
-    assert (reading.answer.error, reading.answer.rows) == (None, 2)
-    assert reading.kept is not None
-    headers = [{"key": "from", "value": b"x"}, {"key": "from", "value": b"y"}]
-    found = reading.kept.drop_columns(["timestamp"]).to_pylist()
-    assert [(row["offset"], row["key"], row["value"]) for row in found] == [
-        (1, b"key 1", None),
-        (2, b"key 2", b"\xff"),
-    ]
-    assert all(row["headers"] == headers for row in found)
-    assert all((row["_m"], row["_p"], row["_o"]) == (0, 0, 0) for row in found)
 
 
 def test_settings_through_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tidegate.infra.minio_server import locate_cache_folder
 from tidegate.jobs.spec.operations import JARS
 
 BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1",)
-CONNECTOR: Final = (*JARS["kafka"], *JARS["avro"])
+CONNECTOR: Final = (*JARS["kafka"],)
 _NOT_WITH_THEM: Final = (
     "org.apache.spark:*",
     "org.apache.hadoop:*",

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.servers.jars import CONNECTOR, spark_jars
 from tests.spark.agreement import spec_of
-from tidegate.errors import TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,18 +23,6 @@ def session() -> Iterator[SparkSession]:
         started = open_session(spec_of(spark={"jvm": "quick"}))
     yield started
     started.stop()
-
-
-@pytest.fixture
-def avro(session: SparkSession) -> SparkSession:
-    """A session that has Spark's Avro package."""
-    try:
-        found = spark_jars("spark-kafka", CONNECTOR)
-    except TransientError as error:
-        pytest.skip(f"no registry with Spark's packages: {error.message}")
-    for jar in found:
-        session.sql(f"ADD JAR '{jar}'")
-    return session
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -94,7 +94,7 @@ def test_hosts_of_a_server_read_topics_with_settings_of_their_own(
 ) -> None:
     """The plan names variables, which the hosts have; if they lack one, they say so.
 
-    Spark SQL decodes odd messages between two tasks.
+    Odd messages are decoded in the tasks, too.
     """
     monkeypatch.setenv(CLIENT_VARIABLE, "tests")
     broker = KafkaInProcess()

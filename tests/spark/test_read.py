@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.kafka_topics import spec_of
+from tests.rows.topic_messages import spec_of
 from tidegate.errors import TransientError
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice

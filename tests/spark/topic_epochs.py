@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-import pytest
 
 from tests.spark.agreement import SECOND
 from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, CheckpointId
@@ -16,7 +14,6 @@ from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult
 from tidegate.jobs.eventtime.decider import create_initial_state, decide
 from tidegate.jobs.sources.input_view import InputView
-from tidegate.jobs.spark import task_epochs
 from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -25,22 +22,15 @@ if TYPE_CHECKING:
 
 
 def run_epoch(
-    spec: PipelineSpec, session: SparkSession, folder: Path, cut: Cut, *, by_spark: bool = False
+    spec: PipelineSpec, session: SparkSession, folder: Path, cut: Cut
 ) -> tuple[Any, MoveResult]:
-    """Survey and counters of a first epoch over a cut.
-
-    Tasks decode the messages, but for odd ones; `by_spark`: Spark SQL decodes all.
-    """
+    """Survey and counters of a first epoch over a cut."""
     store = InputView(LocalStore(folder / "store"), spec, folder / "view")
     found = SparkMover(store, spec, folder / "work", session=session)
     folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
     state = create_initial_state(spec)
-    topics = frozenset(spec.sources)
     try:
-        with pytest.MonkeyPatch.context() as patched:
-            if by_spark:
-                patched.setattr(task_epochs, "list_undecoded_sources", lambda _: topics)
-            surveyed = found.survey(cut, state, folders)
+        surveyed = found.survey(cut, state, folders)
         decision = decide(spec, state, replace(surveyed.survey, now=SECOND))
         moved = found.move(MoveOrder(cut, decision, (), folders, 0), surveyed)
     finally:
@@ -62,10 +52,3 @@ def read_rows(moved: MoveResult, folder: Path, table: str, order: str) -> list[d
         for row in pq.read_table(folder / "store" / ref.key, partitioning=None).to_pylist()
     ]
     return sorted(rows, key=lambda row: int(row[order]))
-
-
-def at_utc(value: Any) -> Any:
-    """A value; a time as one without a zone, in UTC."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return value.astimezone(UTC).replace(tzinfo=None)
-    return value

@@ -19,8 +19,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.rows.protobuf_texts import decode_to_texts
-from tidegate.jobs.spark.protobuf_decoding import make_payload_reader
+from tidegate.jobs.rows.protobuf_texts import decode_to_texts, load_message_class
 
 FIELD = FieldDescriptorProto
 ONE, MANY = FIELD.LABEL_OPTIONAL, FIELD.LABEL_REPEATED
@@ -152,16 +151,13 @@ def test_values_that_have_no_text(name: str, values: dict[str, Any], complaint: 
     assert found[1][1:] == ["true", None]
 
 
-def test_a_mistake_is_reported_before_spark_runs() -> None:
+def test_a_mistake_in_a_schema_is_reported() -> None:
     """A message that the schema has not, a file that is not there."""
     with pytest.raises(ConfigurationError, match=r"no message shop\.Nothing"):
-        make_payload_reader(SET, "shop.Nothing", ["numbers"], None)
+        load_message_class(SET, "shop.Nothing")
     lonely = schema()
     lonely.dependency.append("other.proto")
     with pytest.raises(ConfigurationError, match=r"it imports other\.proto, which is not in it"):
-        make_payload_reader(
-            bytes(FileDescriptorSet(file=[lonely]).SerializeToString()),
-            "shop.Order",
-            ["numbers"],
-            None,
+        load_message_class(
+            bytes(FileDescriptorSet(file=[lonely]).SerializeToString()), "shop.Order"
         )

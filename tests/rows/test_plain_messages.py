@@ -1,4 +1,4 @@
-"""Messages that Arrow parses in bulk: their places, and which are left to Spark."""
+"""Messages that Arrow parses in bulk: their places, and which are odd."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from tests.spark.kafka_topics import SENT, spec_of
+from tests.rows.topic_messages import SENT, spec_of
 from tidegate.jobs.rows.json_messages import (
     PARTITION,
     PlainMessages,
     parse_objects,
-    plan_plain_messages,
+    plan_messages,
     split_messages,
 )
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
@@ -33,13 +33,13 @@ _SCHEMA: Final = pa.schema(
 
 def _parse(messages: list[Any], *, ignore_others: bool = False) -> list[Any]:
     values = pa.array([m.encode() if isinstance(m, str) else m for m in messages], pa.binary())
-    plan = PlainMessages(_SCHEMA, _SCHEMA, {}, {}, None, ignore_others, None)
+    plan = PlainMessages(_SCHEMA, _SCHEMA, {}, {}, None, ignore_others, None, True)
     found: list[Any] = parse_objects(values, plan).to_pylist()
     return found
 
 
 def test_objects_keep_their_places_beside_odd_ones() -> None:
-    """Only a small group around an odd object is left to Spark."""
+    """Only a small group around an odd object is left out."""
     messages: list[str | None] = [f'{{"n": {place}, "s": "{{"}}' for place in range(1_000)]
     messages[3], messages[7], messages[500] = None, "", '{"n": "500"}'
     found = _parse(messages)
@@ -96,20 +96,20 @@ def test_plain_values_are_parsed() -> None:
         "{",
     ],
 )
-def test_an_odd_message_is_left_to_spark(message: str | bytes) -> None:
-    """Whatever Spark might read in another way."""
+def test_an_odd_message_is_left_out(message: str | bytes) -> None:
+    """Whatever Arrow might read in another way."""
     assert _parse([message]) == [None]
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Inf", "[" * 1_001 + "]" * 1_001, "1" * 1_001])
-def test_odd_values_of_ignored_fields_are_left_to_spark(value: str) -> None:
-    """Spark refuses the message for them."""
+def test_odd_values_of_ignored_fields_are_left_out(value: str) -> None:
+    """The message is bad for them."""
     found = _parse(['{"y": [1, {"z": 2}], "n": 1}', f'{{"y": {value}}}'], ignore_others=True)
     assert [row and row["n"] for row in found] == [1, None]
 
 
-def test_an_ignored_name_that_is_too_long_for_spark_is_left_to_it() -> None:
-    """Spark refuses the message for it."""
+def test_an_ignored_name_that_is_too_long_is_left_out() -> None:
+    """The message is bad for it."""
     found = _parse([f'{{"{"y" * size}": 1, "n": 1}}' for size in (10, 50_001)], ignore_others=True)
     assert [row and row["n"] for row in found] == [1, None]
 
@@ -123,7 +123,8 @@ def test_a_decimal_has_the_digits_of_its_number(literal: str) -> None:
 
 def test_surplus_objects_do_not_make_up_for_lost_ones() -> None:
     """As many objects as messages are not enough if a message ends the input."""
-    assert _parse(['{"n": 1}{"n": 2}{"n": 3}', '{"n": 4}\0}', '{"n": 5}']) == [None] * 3
+    found = _parse(['{"n": 1}{"n": 2}{"n": 3}', '{"n": 4}\0}', '{"n": 5}'])
+    assert [row and row["n"] for row in found] == [None, None, 5]
 
 
 def test_plain_messages_become_rows_with_their_envelope() -> None:
@@ -133,8 +134,7 @@ def test_plain_messages_become_rows_with_their_envelope() -> None:
         schema={"at": "timestamp", "n": "long", "who": "string", "sent": "timestamp"},
         evolution={"renamed": {"m": "n"}},
     )
-    plan = plan_plain_messages(source)
-    assert plan is not None
+    plan = plan_messages(source)
     values = ['{"at":"2026-03-01T12:00:00+02:00","m":7}', '{"at":"2026-03-01T12:00","n":8}']
     batch = pa.record_batch(
         {
@@ -165,14 +165,13 @@ def test_plain_messages_become_rows_with_their_envelope() -> None:
     ],
 )
 @pytest.mark.parametrize("place", [{"key": "v", "headers": {}}, {"headers": {"v": "from"}}])
-def test_an_odd_key_or_header_leaves_few_messages_to_spark(
+def test_an_odd_key_or_header_leaves_few_messages_out(
     place: dict[str, Any], kind: str, plain: bytes, odd: bytes
 ) -> None:
     """Arrow refuses the whole column for it."""
     kafka = {"key": None, "timestamp": None, **place}
     columns = {"at": "timestamp", "n": "long", "v": kind}
-    plan = plan_plain_messages(spec_of(kafka=kafka, schema=columns))
-    assert plan is not None
+    plan = plan_messages(spec_of(kafka=kafka, schema=columns))
     texts = [plain] * 1_000
     texts[700] = odd
     headers = [[{"key": "from", "value": text}] for text in texts]
@@ -196,9 +195,9 @@ def test_an_odd_key_or_header_leaves_few_messages_to_spark(
 
 
 @pytest.mark.parametrize("kind", ["float", "binary"])
-def test_a_topic_with_other_kinds_of_columns_is_read_by_spark(kind: str) -> None:
+def test_a_topic_with_other_kinds_of_columns_is_read_one_by_one(kind: str) -> None:
     """Their values are cast from texts."""
     plain: dict[str, Any] = {"kafka": {"headers": {}, "key": None, "timestamp": None}}
     schema = {"at": "timestamp", "x": kind}
-    assert plan_plain_messages(spec_of(**plain, schema=schema)) is None
-    assert plan_plain_messages(spec_of(**plain, schema={"at": "timestamp"})) is not None
+    assert not plan_messages(spec_of(**plain, schema=schema)).is_plain
+    assert plan_messages(spec_of(**plain, schema={"at": "timestamp"})).is_plain

@@ -1,24 +1,14 @@
-"""Thousands of odd JSON messages.
-
-What is read as a value, by Spark or by Arrow, is what its text, cast, would have been.
-"""
+"""Thousands of odd JSON messages: what Arrow reads is what each message is by itself."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
-from tests.scheduling import LONG
-from tests.spark.kafka_topics import rows
-from tidegate.jobs.spark import kafka_payloads
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.spark]
+from tests.rows.topic_messages import make_batch, rows, spec_of
+from tidegate.jobs.rows.json_messages import plan_messages, split_messages
 
 COLUMNS: Final = {
     "at": "timestamp",
@@ -31,7 +21,6 @@ COLUMNS: Final = {
     "s": "string",
     "day": "date",
 }
-_BATCH: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 INTEGERS: Final = [
     "0",
     "-0",
@@ -90,7 +79,6 @@ OTHER_KEYS: Final = [
     '""',
     "n",
     '"m"',
-    f'"{kafka_payloads._CORRUPT_COLUMN}"',
 ]
 COLONS: Final = [":"] * 6 + [": ", " :", "\t: ", "\n:", "::", ""]
 WHOLE: Final = [
@@ -137,26 +125,9 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     return {name: repr(value) if isinstance(value, float) else value for name, value in row.items()}
 
 
-# Each message is a batch of its own, which takes time. CI draws some of them.
-_IN_CI: Final = 400
-_ALL: Final = None
-
-
-@pytest.mark.parametrize(
-    ("added", "size"),
-    [
-        *((added, _IN_CI) for added in ("dead_letter", "ignore")),
-        *(pytest.param(added, _ALL, marks=LONG) for added in ("dead_letter", "ignore")),
-    ],
-)
-def test_values_are_what_their_texts_would_be(
-    session: SparkSession,
-    added: str,
-    size: int | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Once as Spark reads messages, once as the kernel does, once with every field taken as text."""
+@pytest.mark.parametrize("added", ["dead_letter", "ignore"])
+def test_values_are_those_of_single_messages(added: str) -> None:
+    """A message has one meaning, whether or not its neighbours are plain."""
     own: dict[str, Any] = {
         "kafka": {"key": None, "headers": {}, "timestamp": None},
         "schema": COLUMNS,
@@ -167,19 +138,12 @@ def test_values_are_what_their_texts_would_be(
         for name in COLUMNS
         for literal in LITERALS
     ]
-    some = [*one, *messages(1, 2000)]
-    if size is not None:
-        some = random.Random(added).sample(some, size)
-    given = [*WHOLE, *some]
-    as_values = rows(session, given, **own)
-    # In a batch of its own no message is left to Spark because of the others.
-    session.conf.set(_BATCH, "1")
-    in_bulk = rows(session, given, plain=True, **own)
-    session.conf.unset(_BATCH)
-    monkeypatch.setattr(kafka_payloads, "_NATIVE_JSON_TYPES", {})
-    as_texts = rows(session, given, **own)
-    ways = zip(given, as_values, in_bulk, as_texts, strict=True)
-    for message, value, bulk, text in ways:
-        assert comparable(value) == comparable(text), message
-        assert comparable(bulk) == comparable(text), message
-    assert sum(row["_why"] is None for row in as_values) > len(given) // 10
+    given = [*WHOLE, *one, *messages(1, 600)]
+    alone = rows(given, one_by_one=True, **own)
+    plan, plain = plan_messages(spec_of(**own)), 0
+    for place, (message, row) in enumerate(zip(given, alone, strict=True)):
+        for found in split_messages(make_batch([message]), plan)[0].to_pylist():
+            assert comparable({**found, "_at": place}) == comparable(row), message
+            plain += 1
+    assert plain > len(given) // 20
+    assert sum(row["_why"] is None for row in alone) > len(given) // 10

@@ -1,25 +1,26 @@
-"""Messages of a topic, decoded by Spark."""
+"""Messages of a topic, decoded by the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from google.protobuf.descriptor_pb2 import (
     FieldDescriptorProto,
     FileDescriptorProto,
     FileDescriptorSet,
 )
 
-from tidegate.jobs.rows.json_messages import plan_plain_messages, split_messages
+from tidegate.jobs.engine.arrow_tables import list_rows
+from tidegate.jobs.rows.json_messages import plan_messages
+from tidegate.jobs.rows.message_schemas import Schemas
+from tidegate.jobs.rows.topic_reading import read_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
-from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN, UnusableSchema
-from tidegate.jobs.spark.kafka_payloads import MESSAGE_DDL, decode_messages
+from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.spec.pipeline import SourceSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 COLUMNS = {
     "at": "timestamp",
@@ -30,10 +31,6 @@ COLUMNS = {
     "price": "decimal(6,2)",
 }
 KAFKA = {"key": "who", "headers": {"origin": "from"}, "timestamp": "sent"}
-SCHEMA = (
-    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
-    "headers array<struct<key:string,value:binary>>"
-)
 SENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -48,47 +45,49 @@ def spec_of(**more: Any) -> SourceSpec:
     )
 
 
-def rows(
-    session: SparkSession,
+def make_batch(
     values: Sequence[str | bytes | None],
-    known: Mapping[int, bytes | UnusableSchema] | None = None,
     *,
-    key: bytes = b"ann",
+    key: bytes | None = b"ann",
     header: bytes | Sequence[bytes] = b"phone",
     sent: datetime | None = SENT,
-    plain: bool = False,
+) -> pa.RecordBatch:
+    """Messages as a client reads them; all have one value of the header, or each its own."""
+    ends = [header] * len(values) if isinstance(header, bytes) else header
+    messages = [
+        {
+            "key": key,
+            "value": value.encode() if isinstance(value, str) else value,
+            "partition": 0,
+            "offset": place,
+            "timestamp": sent,
+            "headers": [
+                {"key": name, "value": own}
+                for name, own in (("from", b"old"), ("from", end), ("x", None))
+            ],
+        }
+        for place, (value, end) in enumerate(zip(values, ends, strict=True))
+    ]
+    return pa.RecordBatch.from_pylist(messages, MESSAGE_SCHEMA)
+
+
+def rows(
+    values: Sequence[str | bytes | None],
+    schemas: Schemas | None = None,
+    *,
+    one_by_one: bool = False,
+    key: bytes | None = b"ann",
+    header: bytes | Sequence[bytes] = b"phone",
+    sent: datetime | None = SENT,
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The decoded messages; with `plain` those that Arrow parses are not decoded by Spark.
-
-    All messages have one value of the header, or each has its own.
-    """
-    ends = [header] * len(values) if isinstance(header, bytes) else header
-    data = [
-        (
-            bytearray(key),
-            v if v is None else bytearray(v.encode() if isinstance(v, str) else v),
-            "t",
-            0,
-            n,
-            sent,
-            [("from", bytearray(b"old")), ("from", bytearray(end)), ("x", None)],
-        )
-        for n, (v, end) in enumerate(zip(values, ends, strict=True))
-    ]
-    messages = session.createDataFrame(data, SCHEMA)
+    """The decoded messages; plain ones are read many at a time unless `one_by_one`."""
     source = spec_of(**more)
-    parsed = None
-    if plain:
-        plan = plan_plain_messages(source)
-        assert plan is not None
-        whole = messages.select(*MESSAGE_SCHEMA.names).toArrow().combine_chunks()
-        parsed, others = split_messages(whole.to_batches()[0], plan)
-        messages = session.createDataFrame(others.combine_chunks(), MESSAGE_DDL)
-    found = decode_messages(messages, source, known).collect()
-    if parsed is not None and parsed.num_rows:
-        found += session.createDataFrame(parsed.combine_chunks()).collect()
-    return [row.asDict() for row in sorted(found, key=lambda row: int(row[OFFSET_COLUMN]))]
+    plan = plan_messages(source)
+    plan = replace(plan, is_plain=plan.is_plain and not one_by_one)
+    batch = make_batch(values, key=key, header=header, sent=sent)
+    tables = read_messages(batch, plan, source, schemas or {})
+    return list_rows(pa.concat_tables(tables).sort_by(OFFSET_COLUMN))
 
 
 FIELD = FieldDescriptorProto
