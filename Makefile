@@ -142,7 +142,7 @@ presets: venv java warm ## the example of each preset on Spark, epoch by epoch a
 	$(BIN)/python -m tests.conformance.presets_on_spark
 
 .PHONY: rows-on-spark
-rows-on-spark: venv java warm ## who moves the rows: pipelines behind counters, ends with "N of M pipelines: the driver touched 0 rows" (ARGS="rows-40 --masters standalone", ARGS=--cheats)
+rows-on-spark: venv java warm ## who moves the rows: pipelines behind counters, ends with "N of M pipelines: the driver touched 0 rows" (ARGS="rows-40 --masters standalone", ARGS="--spec FILE --input FOLDER", ARGS=--cheats)
 	$(BIN)/python -m tests.rows_on_spark $(ARGS)
 
 .PHONY: a11y

@@ -192,9 +192,7 @@ def _divide_parts(parts: tuple[JsonObject, ...], most: int) -> Iterator[tuple[Js
             rows = part["row_end"] - start
             if OFFSET_COLUMN not in part["columns"]:
                 rows = min(rows, room)
-            # The bytes of an object count once.
-            size = part["size"] if start == part["row_start"] else 0
-            group.append({**part, "row_start": start, "row_end": start + rows, "size": size})
+            group.append({**part, "row_start": start, "row_end": start + rows})
             start, room = start + rows, room - rows
             if room <= 0:
                 yield tuple(group)
@@ -244,7 +242,7 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
 def _add_slice(total: UnitAnswer, more: SliceSummary) -> None:
     for place, known in enumerate(total.slices):
         if known.index == more.index:
-            survey = _merge_surveys(known.survey, more.survey)
+            survey = merge_surveys(known.survey, more.survey)
             sketch = {
                 bucket: known.sketch.get(bucket, 0) + more.sketch.get(bucket, 0)
                 for bucket in known.sketch | more.sketch
@@ -255,8 +253,20 @@ def _add_slice(total: UnitAnswer, more: SliceSummary) -> None:
     total.slices.append(more)
 
 
-def _merge_surveys(first: MemberSurvey, second: MemberSurvey) -> MemberSurvey:
-    """The survey of rows and of those that follow them."""
+def merge_shares(first: MemberSurvey, second: MemberSurvey) -> MemberSurvey:
+    """Return the survey of two shares of a slice, which were read without each other."""
+    filled = [one for one in (first, second) if one.rows]
+    # Without rows a share leaves behind what was there before the epoch.
+    state = (filled or [second])[-1].punctuation_state
+    if len(filled) > 1:
+        assert first.punctuation_state is not None  # noqa: S101 - it has rows
+        assert state is not None  # noqa: S101
+        state = {**state, "newest": max(state["newest"], first.punctuation_state["newest"])}
+    return replace(merge_surveys(first, second), punctuation_state=state)
+
+
+def merge_surveys(first: MemberSurvey, second: MemberSurvey) -> MemberSurvey:
+    """Return the survey of rows and of those that follow them, read with what these left behind."""
     times = [
         time for one in (first, second) for time in (one.min_time, one.max_time) if time is not None
     ]

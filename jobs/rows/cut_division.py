@@ -5,21 +5,28 @@ the same rows are made of the same parts and merged in the same order on every c
 of doubles are the same bytes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Final
 
 from tidegate.checkpoints.store import Store
-from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.interfaces import Cut, Slice
+from tidegate.jobs.sources.kafka_source import divide_range
 from tidegate.jobs.spec.pipeline import PipelineSpec
+from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
-DIVISION: Final = 2
+DIVISION: Final = 3
 """Version of the division. Another division gives sums of doubles other last digits.
 
 `MOST_CELLS` belongs to it: a unit with more values is folded in batches.
 """
 UNIT_BYTES: Final = 4 << 20
+_SHARE_BYTES: Final = 16 << 20
+"""What a task reads at most of a larger slice, if that can be divided."""
+_MOST_UNITS: Final = 256
+"""Shares grow with the cut, so that they are not many more: each has partial aggregates."""
 _REQUEST_BYTES: Final = 256 << 10
 """What opening an object counts for."""
 _MESSAGE_BYTES: Final = 100
@@ -28,18 +35,20 @@ _MESSAGE_BYTES: Final = 100
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """What one task reads: some slices of a cut, whole and in the order of the cut.
+    """What one task reads: some slices of a cut in its order, whole, or a share of one slice.
 
     Attributes:
         number: place among the units of the cut.
         indexes: of the slices in the cut.
-        cut: the slices.
+        pieces: number of each of these slices; shares of one slice have different numbers.
+        cut: the slices, each with the parts that the task reads.
         uris: key of an object -> its address (`Store.uri`).
         state: the part of the decider's state before the epoch that is about these slices.
     """
 
     number: int
     indexes: tuple[int, ...]
+    pieces: tuple[int, ...]
     cut: Cut
     uris: dict[str, str]
     state: JsonObject
@@ -60,16 +69,72 @@ class ReadUnit:
         return f"{self.cut.slices[0].member}: {named}{more}"
 
 
-def divide_cut(cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
+def divide_cut(spec: PipelineSpec, cut: Cut, state: JsonView, store: Store) -> list[ReadUnit]:
     """Return the units of a cut, in its order; slices without rows are in none.
 
-    A unit has about `UNIT_BYTES`, or a single larger slice: rows are judged by what came before
-    them in their slice.
+    A unit has about `UNIT_BYTES`, or a single larger slice. Units of at most 16 MiB, or the 256th
+    part of the cut, share a slice that is larger than that. A larger row group is not divided, nor
+    is an object that has to be decoded first. Slices with punctuation, barriers or `max_jump` are
+    never shared: there a row is judged by the rows before it.
+
+    Args:
+        spec: the pipeline.
+        cut: what is read.
+        state: the decider's state before the epoch.
+        store: gives the addresses of objects.
     """
-    return [
-        _make_unit(number, indexes, cut, state, store)
-        for number, indexes in enumerate(_group_slices(cut))
-    ]
+    known: JsonView = state.get("members", {})
+    filled = [index for index, piece in enumerate(cut.slices) if piece.parts]
+    sizes = [sum(map(_measure_part, cut.slices[index].parts)) for index in filled]
+    most = max(_SHARE_BYTES, sum(sizes) / _MOST_UNITS)
+    units = list[ReadUnit]()
+    first = 0
+    for group in _group_by_size(sizes, UNIT_BYTES):
+        indexes = tuple(filled[place] for place in group)
+        shares = [tuple(cut.slices[index] for index in indexes)]
+        if sizes[group[0]] > most:
+            (whole,) = shares[0]
+            source = spec.sources[whole.member.source]
+            if is_slice_divisible(source, known.get(str(whole.member))):
+                shares = [(share,) for share in _divide_slice(whole, most)]
+        for slices in shares:
+            pieces = tuple(range(first, first + len(slices)))
+            units.append(_make_unit(len(units), indexes, pieces, slices, state, store))
+            first += len(slices)
+    return units
+
+
+def is_slice_divisible(source: SourceSpec, memory: JsonView | None) -> bool:
+    """Whether rows of a slice can be judged without the rows before them.
+
+    `memory` is what the decider's state has of the member. It has a mark if there was punctuation,
+    also if the spec has none any more.
+    """
+    depends = source.punctuation, source.barriers, source.max_jump
+    marked = "current" in ((memory or {}).get("generator") or {})
+    return all(option is None for option in depends) and not marked
+
+
+def _divide_slice(whole: Slice, most: float) -> Iterator[Slice]:
+    """Yield the shares of a slice, of about so many bytes."""
+    parts = [one for part in whole.parts for one in _divide_part(part, most)]
+    for group in _group_by_size(list(map(_measure_part, parts)), most):
+        yield replace(whole, parts=tuple(parts[place] for place in group))
+
+
+def _divide_part(part: JsonObject, most: float) -> Iterator[JsonObject]:
+    """Yield an object or a range of a topic in pieces of about so many bytes.
+
+    An object is divided where a row group begins (`Footer.breaks`).
+    """
+    start, end = part["row_start"], part["row_end"]
+    if "kafka" in part:
+        pieces = ceil((end - start) * _MESSAGE_BYTES / most)
+        yield from divide_range(part, min(pieces, end - start))
+        return
+    bounds = [row for row in part.get("breaks", ()) if start < row < end]
+    for first, last in zip([start, *bounds], [*bounds, end], strict=True):
+        yield {**part, "row_start": first, "row_end": last} if bounds else part
 
 
 def measure_unit(unit: ReadUnit) -> float:
@@ -77,25 +142,19 @@ def measure_unit(unit: ReadUnit) -> float:
     return sum(_measure_part(part) for piece in unit.cut.slices for part in piece.parts)
 
 
-def _group_slices(cut: Cut) -> list[tuple[int, ...]]:
-    filled = [index for index, piece in enumerate(cut.slices) if piece.parts]
-    sizes = [sum(map(_measure_part, cut.slices[index].parts)) for index in filled]
-    return [tuple(filled[place] for place in group) for group in _group_by_size(sizes)]
-
-
 def group_by_size(sizes: Sequence[float]) -> list[tuple[int, ...]]:
     """Return the places of things in groups of about `UNIT_BYTES`, in their order.
 
     A larger thing is alone. Each counts for one request more than its bytes.
     """
-    return _group_by_size([size + _REQUEST_BYTES for size in sizes])
+    return _group_by_size([size + _REQUEST_BYTES for size in sizes], UNIT_BYTES)
 
 
-def _group_by_size(sizes: Sequence[float]) -> list[tuple[int, ...]]:
+def _group_by_size(sizes: Sequence[float], most: float) -> list[tuple[int, ...]]:
     groups: list[tuple[int, ...]] = []
     total = 0.0
     for place, size in enumerate(sizes):
-        if groups and total + size <= UNIT_BYTES:
+        if groups and total + size <= most:
             groups[-1] += (place,)
             total += size
         else:
@@ -118,11 +177,15 @@ def _describe_part(part: JsonView) -> str:
 
 
 def _make_unit(
-    number: int, indexes: tuple[int, ...], cut: Cut, state: JsonView, store: Store
+    number: int,
+    indexes: tuple[int, ...],
+    pieces: tuple[int, ...],
+    slices: tuple[Slice, ...],
+    state: JsonView,
+    store: Store,
 ) -> ReadUnit:
-    slices = tuple(cut.slices[i] for i in indexes)
     known: dict[str, Any] = state.get("members", {})
     own = {str(piece.member): known.get(str(piece.member)) for piece in slices}
     clock = {name: state[name] for name in ("clock", "uncounted") if name in state}
     uris = {part["key"]: store.uri(part["key"]) for piece in slices for part in piece.parts}
-    return ReadUnit(number, indexes, Cut(slices), uris, {**clock, "members": own})
+    return ReadUnit(number, indexes, pieces, Cut(slices), uris, {**clock, "members": own})

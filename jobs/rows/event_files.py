@@ -51,6 +51,8 @@ _FILE_BYTES: Final = 32 << 20
 _KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 _NAMES: Final = pa.dictionary(pa.int32(), pa.string())
 _Ints = NDArray[np.int64]
+FirstPositions = dict[int, dict[int, int]]
+"""Number of a unit -> index of a slice -> position of the first row of both."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,11 @@ class FileAnswer:
 
 
 def write_unit_events(
-    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterable[KeptPiece]
+    order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterable[KeptPiece]
 ) -> FileAnswer:
-    """Write the rows of a unit; `firsts` are the positions of the first row of each slice."""
+    """Write the rows of a unit."""
     begun = time.process_time()
-    answer, found, following = FileAnswer(unit), 0, dict(firsts)
+    answer, found, following = FileAnswer(unit), 0, dict(firsts.get(unit, {}))
     try:
         for rows in _join_kept_rows(pieces, _FILE_BYTES):
             found += rows.num_rows

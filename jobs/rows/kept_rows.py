@@ -19,6 +19,7 @@ from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.rules.row_conditions import quote_name, time_below_sql
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.pipeline import EVENTS
+from tidegate.time_units import TICK_MAX
 
 from .cut_division import ReadUnit
 from .judged_rows import JudgedRows, adjust_late_rows
@@ -87,13 +88,19 @@ def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Ta
     Args:
         judged: the rows.
         unit: what was read.
-        rows: its data rows as `slice_scan.scan_slice` has them; no copy is made of them if none is
-            set aside or late.
+        rows: its data rows as `slice_scan.scan_slice` has them. DuckDB copies them if one is set
+            aside or may be adjusted.
     """
     kinds = {name: to_arrow_type(kind) for name, kind in judged.spec.columns.items()}
-    if judged.aside is None and not has_late_rows(judged, EVENTS):
-        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
+    policy, has_late = judged.spec.release.on_late, has_late_rows(judged, EVENTS)
+    if judged.aside is None and not (has_late and policy is LatePolicy.ADJUST):
         late = np.zeros(rows.num_rows, bool)
+        if has_late:
+            # As `time_below_sql` has it.
+            late = np.minimum(rows["_et"].to_numpy(), TICK_MAX - 1) < judged.late_bound
+        if has_late and policy is not LatePolicy.EMIT_FLAGGED:
+            rows, late = rows.filter(pa.array(~late)), np.zeros(int((~late).sum()), bool)
+        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
     else:
         names = [*map(quote_name, kinds), "_et", "_seq", "_late"]
         member = "concat(_source, '/', _partition) AS _member"

@@ -1,39 +1,43 @@
 """Opens objects in a task: as they were planned, and to say what a plan has to know of them.
 
-Objects that are not read in place (`needs_decoding`) are decoded here, each time they are read.
+Objects that are not read in place (`needs_decoding`) are decoded here, each time they are read,
+into a file that is gone when its last reader is.
 """
 
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.checkpoints.canonical_json import sha256_of_bytes
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.local_store import find_file
 from tidegate.checkpoints.s3_store import S3Store
-from tidegate.checkpoints.store import StoredObject
 from tidegate.errors import TidegateError
 from tidegate.jobs.rules.worker_memory import require_room
+from tidegate.jobs.sources.byte_streams import ScratchFile, copy_to_scratch
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
 from tidegate.jobs.sources.object_inspection import (
-    Footer,
     InspectedObject,
     describe_encoded_object,
     read_footer,
 )
 from tidegate.jobs.spec.source_spec import SourceSpec
-from tidegate.json_types import JsonObject
+from tidegate.json_types import JsonObject, JsonView
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
 from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader, unreadable_objects_error
 
 RANGED_BYTES: Final = 32 << 20
-"""Parquet objects of a bucket that are larger are read in ranges, not held whole."""
+"""Objects of a bucket that are larger are read in ranges, not held whole.
+
+So are Parquet objects that several tasks share.
+"""
 
 
 class RangedObject(io.RawIOBase):
@@ -60,6 +64,11 @@ class RangedObject(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = base + offset
         return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def read(self, size: int = -1) -> bytes:
         left = max(self._size - self._position, 0)
@@ -113,21 +122,30 @@ def describe_unit(unit: InspectionUnit) -> InspectionAnswer:
     answer = InspectionAnswer(unit.number, [])
     for one in unit.objects:
         try:
-            stored = _fetch_object(one)
+            found = _describe_newest(one, unit.source)
         except TidegateError as error:
             answer.found.append(error)
             continue
-        size = len(stored.data)
-        answer.read_bytes += size
-        content = _describe_object(one.key, stored.data, unit.source)
-        answer.found.append(InspectedObject(one.key, stored.etag, size, content))
+        answer.read_bytes += found.size
+        answer.found.append(found)
     return answer
 
 
-def _describe_object(key: str, data: bytes, source: SourceSpec) -> Footer | BadObject:
-    if needs_decoding(source, key):
-        return describe_encoded_object(key, data, source)
-    return read_footer(len(data), lambda start, length: data[start : start + length], len(data))
+def _describe_newest(one: FoundObject, source: SourceSpec) -> InspectedObject:
+    is_encoded = needs_decoding(source, one.key)
+    etag, size, file = _open_newest(one, source)
+    with file:
+        content = (
+            describe_encoded_object(one.key, file, source)
+            if is_encoded
+            else read_footer(size, partial(_read_range, file), size)
+        )
+    return InspectedObject(one.key, etag, size, content)
+
+
+def _read_range(file: Any, start: int, length: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(length))
 
 
 def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> CutPart:
@@ -143,20 +161,34 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         CorruptObjectsError: it cannot be decoded.
         TransientError: the store does not answer, or the object has changed.
     """
-    path: Path | io.BytesIO = Path(uri)
-    is_encoded = needs_decoding(source, part["key"])
+    path: Path | io.IOBase = Path(uri)
+    if needs_decoding(source, part["key"]):
+        return make_part(index, part, _decode_part(part, uri, source))
     if "://" in uri:
         store, key = _locate_object(uri)
-        if part["size"] > RANGED_BYTES and not is_encoded:
-            return make_part(index, part, RangedObject(store, key, part["etag"], part["size"]))
-        if part["size"] >= LARGE_READ:
-            require_room(part["size"])
-        path = io.BytesIO(store.get_version(key, part["etag"]))
-    elif (file := find_file(Path(uri))) != path:  # Arrow opens no such name
+        version = _open_version(store, key, part["etag"], part["size"], is_share=_is_share(part))
+        return make_part(index, part, version)
+    if (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())
-    if is_encoded:
-        path = _decode_part(part["key"], path, source)
     return make_part(index, part, path)
+
+
+def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> int:
+    """Return how many bytes of an object are read for its rows in a cut.
+
+    `is_open` says whether it was opened for the rows before them.
+    """
+    is_ranged = _is_share(part) or part["size"] > RANGED_BYTES
+    if needs_decoding(source, part["key"]) or not is_ranged:
+        return 0 if is_open else int(part["size"])
+    rows: int = part["row_end"] - part["row_start"]
+    return int(part["size"]) * rows // int(part["rows"])
+
+
+def _is_share(part: JsonView) -> bool:
+    """Whether it is a part of an object that several tasks may share."""
+    rows: int = part["row_end"] - part["row_start"]
+    return "breaks" in part and rows < part["rows"]
 
 
 def make_part(
@@ -173,27 +205,64 @@ def make_part(
     return CutPart(member=index, path=path, columns=columns, reader=reader, **planned)
 
 
-def _decode_part(key: str, original: Path | io.BytesIO, source: SourceSpec) -> io.BytesIO:
+def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
+    key, columns = part["key"], part["columns"]
     try:
-        data = original.read_bytes() if isinstance(original, Path) else original.getvalue()
+        file = _open_planned(part, uri, source)
     except OSError as error:
         raise unreadable_objects_error([key]) from error
-    out = io.BytesIO()
-    # The plan could count its rows, so it has changed since, or its values are damaged.
-    if isinstance(decode_to_parquet(key, data, source, out), BadObject):
-        raise unreadable_objects_error([key])
+    out = ScratchFile()
+    with file:
+        # The plan could count its rows, so it has changed since, or its values are damaged.
+        if isinstance(decode_to_parquet(key, file, source, out, columns), BadObject):
+            raise unreadable_objects_error([key])
     return out
 
 
-def _fetch_object(found: FoundObject) -> StoredObject:
-    if "://" in found.uri:
-        store, key = _locate_object(found.uri)
-        return store.get(key)
-    try:
-        data = find_file(Path(found.uri)).read_bytes()
-    except FileNotFoundError as error:
-        raise OBJECT_NOT_FOUND(uri=found.uri) from error
-    return StoredObject(found.key, data, sha256_of_bytes(data))  # its ETag in a local store
+def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
+    """Open an object that is to be decoded."""
+    if "://" not in uri:
+        return find_file(Path(uri)).open("rb")
+    store, key = _locate_object(uri)
+    return _open_for_decoding(_open_version(store, key, part["etag"], part["size"]), source)
+
+
+def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:
+    """Return the ETag and the size of an object as it is now, and a file of it."""
+    if "://" not in found.uri:
+        try:
+            file = find_file(Path(found.uri)).open("rb")
+        except FileNotFoundError as error:
+            raise OBJECT_NOT_FOUND(uri=found.uri) from error
+        etag = hashlib.file_digest(file, "sha256").hexdigest()  # its ETag in a local store
+        return etag, file.tell(), file
+    store, key = _locate_object(found.uri)
+    if found.size <= RANGED_BYTES:
+        stored = store.get(key)
+        return stored.etag, len(stored.data), io.BytesIO(stored.data)
+    head = store.stat(key)
+    if head is None:
+        raise OBJECT_NOT_FOUND(uri=found.uri)
+    version = _open_version(store, key, head.etag, head.size)
+    return head.etag, head.size, _open_for_decoding(version, source)
+
+
+def _open_version(
+    store: S3Store, key: str, etag: str, size: int, *, is_share: bool = False
+) -> io.IOBase:
+    """Open one version of an object: its bytes, or if they are many what reads ranges of them."""
+    if is_share or size > RANGED_BYTES:
+        return RangedObject(store, key, etag, size)
+    if size >= LARGE_READ:
+        require_room(size)
+    return io.BytesIO(store.get_version(key, etag))
+
+
+def _open_for_decoding(file: io.IOBase, source: SourceSpec) -> io.IOBase:
+    """Return what can be decoded: ORC is read in many small pieces, so it is fetched first."""
+    if source.format == "orc" and isinstance(file, RangedObject):
+        return copy_to_scratch(file)
+    return file
 
 
 def _locate_object(uri: str) -> tuple[S3Store, str]:

@@ -10,8 +10,10 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 """
 
 import io
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,8 +66,8 @@ PhysicalColumns = tuple[tuple[str, str], ...]
 class RowReader:
     """Reads ranges of the rows of a Parquet object.
 
-    A range that continues the last one, with the same columns, decodes no row again. Of a row group
-    at most its bytes are held, and some rows.
+    A range that continues the last one, with the same columns, decodes no row again. What is held
+    are the bytes of a row group, or of several small ones, and some rows.
     """
 
     def __init__(self, source: Path | io.IOBase) -> None:
@@ -74,13 +76,16 @@ class RowReader:
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._left: pa.RecordBatch | None = None
         self._next: tuple[list[str], int] | None = None
+        self._asked: list[int] = []  # ends of ranges
 
     def read_rows(self, names: list[str], start: int, end: int) -> pa.Table:
         """Return columns of the rows from `start` on, before `end`; fewer if it has fewer."""
         if self._file is None:
             self._file = open_parquet_file(self._source)
+        self._asked.append(end)
         if self._next != (names, start):
-            self._left, self._batches = None, _iterate_batches(self._file, names, start)
+            self._left = None
+            self._batches = _iterate_batches(self._file, names, start, self._asked)
         found, missing = list[pa.RecordBatch](), end - start
         while missing > 0:
             batch = self._left or next(self._batches, None)
@@ -96,21 +101,30 @@ class RowReader:
 
 
 def _iterate_batches(
-    file: pq.ParquetFile, names: list[str], start: int
+    file: pq.ParquetFile, names: list[str], start: int, asked: list[int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows from `start` on, a row group at a time; no batch before it is held."""
-    first = 0
-    for number in range(file.num_row_groups):
-        rows = file.metadata.row_group(number).num_rows
-        skipped = max(start - first, 0)
-        first += rows
-        if skipped >= rows:
-            continue
-        _require_room_for_groups(file.metadata, [number], names, at_once=False)
-        for batch in file.iter_batches(_BATCH_ROWS, [number], names):
+    """Yield all rows from `start` on; no batch before it is held.
+
+    Arrow fetches small row groups together, as far as their rows are asked for: the last number of
+    `asked` is that of the first row which is not.
+    """
+    groups = list(map(file.metadata.row_group, range(file.num_row_groups)))
+    ends = [0, *accumulate(group.num_rows for group in groups)]
+    number = bisect_right(ends, start) - 1
+    skipped = start - ends[number]
+    while number < len(groups):
+        chosen, size = [number], groups[number].total_byte_size
+        for following in range(number + 1, len(groups)):
+            size += groups[following].total_byte_size
+            if ends[following] >= asked[-1] or size > LARGE_READ:
+                break
+            chosen.append(following)
+        _require_room_for_groups(file.metadata, chosen, names, at_once=False)
+        for batch in file.iter_batches(_BATCH_ROWS, chosen, names):
             if skipped < batch.num_rows:
                 yield batch.slice(skipped)
             skipped = max(skipped - batch.num_rows, 0)
+        number = chosen[-1] + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ from .late_rows import (
 )
 from .member_scan import MemberScan
 from .message_schemas import Schemas
-from .object_reading import make_part, open_part
+from .object_reading import count_read_bytes, make_part, open_part
 from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
 from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
@@ -235,8 +235,8 @@ def decode_parts(
 ) -> UnitReading:
     """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
 
-    They have a `BAD_REASON`, and their `_m` is the index of their slice in the whole cut. `opened`
-    is as in `read_unit`, and the other arguments are as `read_parts` has them.
+    They have a `BAD_REASON`, and their `_m` is the number of their piece (`ReadUnit`). `opened` is
+    as in `read_unit`, and the other arguments are as `read_parts` has them.
     """
     unit = chosen.unit
 
@@ -249,8 +249,8 @@ def decode_parts(
         if BAD_REASON not in rows.column_names:
             rows = rows.append_column(BAD_REASON, pa.nulls(rows.num_rows, pa.string()))
         answer.rows = rows.num_rows
-        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
-        return replace_column(rows, "_m", pa.array(slices))
+        pieces = np.array(unit.pieces, np.int32)[rows["_m"].to_numpy()]
+        return replace_column(rows, "_m", pa.array(pieces))
 
     return run_task(order, unit, UnitAnswer(unit.number), read)
 
@@ -270,7 +270,7 @@ def fold_unit(order: ReadOrder, unit: ReadUnit, rows: pa.Table | None) -> UnitRe
         """Scan the rows of one slice."""
         own = make_no_rows(order.spec)
         if rows is not None:
-            own = rows.filter(pc.equal(rows["_m"], unit.indexes[place]))
+            own = rows.filter(pc.equal(rows["_m"], unit.pieces[place]))
             own = replace_column(own, "_m", pa.array(np.full(own.num_rows, place, np.int32)))
         return scan_evaluated_slice(order.spec, unit.cut, place, unit.state, own)
 
@@ -344,12 +344,19 @@ def _open_parts(
         for index, piece in enumerate(unit.cut.slices)
         for part in piece.parts
     ]
+    answer.read_bytes = sum(
+        ranges[part["key"]].rows.nbytes
+        if part["key"] in ranges
+        else count_read_bytes(
+            part, order.spec.sources[piece.member.source], is_open=part["key"] in known
+        )
+        for piece in unit.cut.slices
+        for part in piece.parts
+    )
+    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     if opened is not None:
         opened.clear()
         opened.update({part.key: part for part in parts})
-    answer.read_bytes = sum(part["size"] for piece in unit.cut.slices for part in piece.parts)
-    answer.read_bytes += sum(found.rows.nbytes for found in ranges.values())
-    answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
     return parts
 
 

@@ -7,21 +7,22 @@ precision, a timestamp loses its nanoseconds and cannot be later than the year 9
 """
 
 import base64
-import bz2
 import io
 import json
-import lzma
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from decimal import Decimal
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import fastavro
 import pyarrow as pa
 from fastavro import _read_py as pure_fastavro
 
+from tidegate.errors import TidegateError
+from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.json_types import JsonObject
+
+from .byte_streams import ByteStream, StreamPart, open_compressed
 
 _MAGIC = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
@@ -55,11 +56,23 @@ def _record(name: str, fields: JsonObject) -> JsonObject:
     return {"type": "record", "name": name, "fields": declared}
 
 
-_SYNC = {"type": "fixed", "name": "Sync", "size": 16}
+_SYNC_BYTES = 16
+_SYNC = {"type": "fixed", "name": "Sync", "size": _SYNC_BYTES}
 _HEADER = fastavro.parse_schema(
     _record("Header", {"meta": {"type": "map", "values": "bytes"}, "sync": _SYNC})
 )
-_BLOCK = fastavro.parse_schema(_record("Block", {"rows": "long", "data": "bytes", "sync": _SYNC}))
+_MOST_VALUE_BYTES: Final = 32 << 20
+"""Of one value in a stream."""
+_SNAPPY = "snappy"
+# Codecs of Avro, and their names in `byte_streams`.
+_CODECS = {
+    "null": None,
+    "deflate": "deflate",
+    _SNAPPY: _SNAPPY,
+    "xz": "xz",
+    "zstandard": "zstd",
+    "bzip2": "bzip2",
+}
 
 
 class AvroError(ValueError):
@@ -69,39 +82,122 @@ class AvroError(ValueError):
     """
 
 
-def read_avro_file(data: bytes) -> pa.Table:
-    """Return all rows of an object container file.
+def iterate_avro_tables(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Table]:
+    """Yield the rows of an object container file, about so many bytes of them at a time.
+
+    There is at least one table. Only blocks with snappy are held whole if they are larger.
 
     Raises:
         AvroError: the file cannot be read.
     """
-    if data[:4] != _MAGIC:
-        raise AvroError(f"the object begins with {data[:4]!r}, not with {_MAGIC!r}")
+    start = stream.read(len(_MAGIC))
+    if start != _MAGIC:
+        raise AvroError(f"the object begins with {start!r}, not with {_MAGIC!r}")
     try:
-        return _read_container(io.BytesIO(data), len(data))
-    except AvroError:
+        yield from _iterate_container(stream, chunk_bytes)
+    except (AvroError, TidegateError, MemoryError):
         raise
     except Exception as error:  # fastavro lets the exceptions of damaged bytes through, of any kind
         raise AvroError(f"the data is damaged: {type(error).__name__}: {error}") from error
 
 
-def _read_container(stream: io.BytesIO, size: int) -> pa.Table:
-    stream.seek(len(_MAGIC))
-    header: Any = fastavro.schemaless_reader(stream, _HEADER, None)
+def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Table]:
+    values: Any = _Values(stream)
+    header: Any = fastavro.schemaless_reader(values, _HEADER, None)
     meta = header["meta"]
     if "avro.schema" not in meta:
         raise AvroError("the header has no schema")
     # Chosen before any block is read: an unsupported codec makes the object a dead letter.
-    decompress = _select_codec(meta.get("avro.codec", b"null").decode("utf-8", "replace"))
+    codec = meta.get("avro.codec", b"null").decode("utf-8", "replace")
+    if codec not in _CODECS:
+        raise AvroError(f"unknown codec {codec!r}")
     record = _RecordSchema(json.loads(meta["avro.schema"], object_hook=_drop_ignored))
     rows: list[dict[str, Any]] = []
-    while stream.tell() < size:
-        block: Any = fastavro.schemaless_reader(stream, _BLOCK, None)
-        # The marker is random per file, so a block of a cut or joined file is noticed.
-        if block["sync"] != header["sync"]:
-            raise AvroError("a block does not end with the file's sync marker")
-        rows += record.read_rows(block["rows"], decompress(block["data"]))
-    return record.to_table(rows)
+    held = 0
+    for count, values in _iterate_blocks(stream, codec, header["sync"], chunk_bytes):
+        begun = 0
+        for number in range(1, count + 1):
+            rows.append(record.read_row(values))
+            position = values.tell()
+            # fastavro believes any count. A row without a byte has no event time either.
+            if number > position:
+                raise AvroError(f"{number} rows of a block have {position} bytes")
+            if held + position - begun >= chunk_bytes:
+                yield record.to_table(rows)
+                rows, held, begun = [], 0, position
+        held += values.tell() - begun
+    yield record.to_table(rows)
+
+
+def _iterate_blocks(
+    stream: ByteStream, codec: str, sync: bytes, chunk_bytes: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of rows of each block, and what they are read from.
+
+    A block of up to `chunk_bytes` is checked before its rows are read, a larger one after that.
+    """
+    while (count := _read_number(stream)) is not None:
+        size = _read_number(stream)
+        if size is None or size < 0 or count < 0:
+            raise AvroError(f"a block of {size} bytes has {count} rows")
+        block = StreamPart(stream, size)
+        is_small = size <= chunk_bytes
+        if is_small or codec == _SNAPPY:
+            require_room(size)
+            data = _decompress_block(codec, block.readall())
+            _check_end(block, stream, sync)
+            if count > len(data):
+                raise AvroError(f"a block of {len(data)} bytes has {count} rows")
+            yield count, io.BytesIO(data)
+        else:
+            yield count, _Values(open_compressed(_CODECS[codec], block))
+            while block.read(chunk_bytes):
+                pass
+            _check_end(block, stream, sync)
+
+
+def _check_end(block: StreamPart, stream: ByteStream, sync: bytes) -> None:
+    # The marker is random per file, so a block of a cut or joined file is noticed.
+    if block.left or stream.read(_SYNC_BYTES) != sync:
+        raise AvroError("a block does not end with the file's sync marker")
+
+
+def _decompress_block(codec: str, data: bytes) -> bytes:
+    if codec == "null":
+        return data
+    if codec == _SNAPPY:
+        return _decompress_snappy(data)
+    return open_compressed(_CODECS[codec], io.BytesIO(data)).read()
+
+
+def _read_number(stream: ByteStream) -> int | None:
+    """Return the next number, in seven bits a byte, the lowest first; None at the end."""
+    value = shift = 0
+    while byte := stream.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return (value >> 1) ^ -(value & 1)
+        shift += 7
+    if shift:
+        raise AvroError("a number is cut off")
+    return None
+
+
+class _Values:
+    """What values are read from; a damaged length is refused, which may ask for any number."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream, self._position = stream, 0
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MOST_VALUE_BYTES:
+            raise AvroError(f"a value has {size} bytes")
+        data = self._stream.read(size)
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._position
 
 
 def _drop_ignored(attributes: JsonObject) -> JsonObject:
@@ -121,16 +217,13 @@ class _RecordSchema:
         record, self._types = self._reduce_record(parsed)
         self._physical = fastavro.parse_schema(record)
 
-    def read_rows(self, count: int, data: bytes) -> list[dict[str, Any]]:
-        """Return the rows of one block."""
-        # fastavro believes any count. A row without a byte has no event time either.
-        if not 0 <= count <= len(data):
-            raise AvroError(f"a block of {len(data)} bytes has {count} rows")
+    def read_row(self, values: Any) -> dict[str, Any]:
+        """Return the next row."""
         # A record that contains itself may be nested 20,000 deep. fastavro's compiled reader then
         # overflows the stack and kills the driver; its Python twin raises RecursionError.
         reader = pure_fastavro if self._has_references else fastavro
-        stream = io.BytesIO(data)
-        return [reader.schemaless_reader(stream, self._physical, None) for _ in range(count)]
+        row: dict[str, Any] = reader.schemaless_reader(values, self._physical, None)
+        return row
 
     def to_table(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return the rows as a table; nested values become JSON text."""
@@ -239,24 +332,6 @@ def _encode_as_text(value: Any) -> str:
 _encode_as_json = json.JSONEncoder(default=_encode_as_text, separators=(",", ":")).encode
 
 
-def _select_codec(name: str) -> Callable[[bytes], bytes]:
-    """Return the function that decompresses a block.
-
-    fastavro would need one more package for each of snappy and zstandard; Arrow has both.
-    """
-    codecs: dict[str, Callable[[bytes], bytes]] = {
-        "null": bytes,
-        "deflate": lambda data: zlib.decompress(data, -15),
-        "snappy": _decompress_snappy,
-        "xz": lzma.decompress,
-        "zstandard": partial(decompress_stream, "zstd"),
-        "bzip2": bz2.decompress,
-    }
-    if name not in codecs:
-        raise AvroError(f"unknown codec {name!r}")
-    return codecs[name]
-
-
 def _decompress_snappy(data: bytes) -> bytes:
     """Decompress raw snappy: the length comes first, a checksum of the result last."""
     size = shift = 0
@@ -269,9 +344,3 @@ def _decompress_snappy(data: bytes) -> bytes:
     if zlib.crc32(result) != int.from_bytes(data[-4:], "big"):
         raise AvroError("a block's checksum is wrong")
     return result
-
-
-def decompress_stream(codec: str, data: bytes) -> bytes:
-    """Return the bytes inside a compressed stream; `codec` is Arrow's name, such as ``zstd``."""
-    with pa.CompressedInputStream(pa.BufferReader(data), codec) as stream:
-        return bytes(stream.read())

@@ -10,6 +10,7 @@ Spark's tasks read the rows, they decode the originals, and there are no copies.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 import threading
@@ -162,7 +163,7 @@ class InputView:
         copy = self._cache_folder / f"{name}.parquet"
         # Several threads may decode the same object; each writes a file of its own.
         fresh = self._cache_folder / f"{name}.{threading.get_ident()}.new"
-        bad = decode_to_parquet(key, original.data, source, fresh)
+        bad = decode_to_parquet(key, io.BytesIO(original.data), source, fresh)
         with self._lock:
             if bad is None:
                 fresh.replace(copy)

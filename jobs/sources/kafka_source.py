@@ -9,7 +9,7 @@ Offsets that retention removed before they were read are a gap, which is always 
 
 import base64
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -75,6 +75,24 @@ class TopicOffsets(Protocol):
 def build_range_key(source: str, topic: str, partition: int, start: int, end: int) -> str:
     """Return the name of the offsets `start` to `end` (exclusive), in place of an object's key."""
     return f"{STAGED_PREFIX}{source}/{topic}/{partition}/{start}-{end}"
+
+
+def divide_range(part: JsonView, number: int) -> Iterator[JsonObject]:
+    """Yield a planned range as so many ranges of about as many offsets, in their order."""
+    place, folder = part["kafka"], part["key"].rpartition("/")[0]
+    first, offsets = place["from"], place["to"] - place["from"]
+    for share in range(number):
+        start, end = (first + offsets * edge // number for edge in (share, share + 1))
+        ordinal, row = split_seq(start)
+        yield {
+            **part,
+            "key": f"{folder}/{start}-{end}",
+            "ordinal": ordinal,
+            "rows": end - start,
+            "row_start": row,
+            "row_end": row + end - start,
+            "kafka": {**place, "from": start, "to": end},
+        }
 
 
 def build_range_schema(source: SourceSpec) -> pa.Schema:

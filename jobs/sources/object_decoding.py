@@ -1,4 +1,4 @@
-"""Decodes objects of other formats to Parquet, once, when a slice with them is planned.
+"""Decodes objects of other formats to Parquet, a chunk of their rows at a time.
 
 Typed formats (Avro, ORC, Parquet with renamed columns) keep their own types; the mover casts them,
 as it does for Parquet. Text (JSON lines, CSV) is cast here, column by column. A row that cannot be
@@ -7,19 +7,17 @@ letter like any other row without an event time, and the rows around it are not 
 See docs/decisions/0070-objects-of-other-formats-are-decoded-to-parquet.md.
 """
 
-import bz2
 import codecs
 import csv
-import gzip
 import io
 import json
 import lzma
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -37,9 +35,11 @@ from tidegate.jobs.rules.duck_frame import MEMORY_ERRORS, query_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 
-from .avro import decompress_stream, read_avro_file
+from .avro import iterate_avro_tables
+from .byte_streams import ByteStream, copy_to_scratch, find_codec, open_compressed
 from .odd_texts import MarkedText, add_marks, decode_line
-from .orc import read_orc_file
+from .orc import iterate_orc_tables
+from .text_chunks import CHUNK_BYTES, iterate_csv_chunks, iterate_line_chunks
 
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
@@ -48,6 +48,7 @@ _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _INEXACT_FRACTION = r"[0-9.]{17}|[0-9][eE][+-]?[0-9]|0[.]0000"
 _MAX_MARKED_COLUMNS = 20  # their names go into the manifest
 _MAX_DIGITS = 80  # longer than any column
+_MOST_ROWS: Final = 128 << 10  # of one batch of a typed format
 
 _DECODE_ERRORS = (
     pa.ArrowException,
@@ -85,16 +86,27 @@ def needs_decoding(spec: SourceSpec, key: str) -> bool:
     return is_delta and bool(parse_folder_values(key))
 
 
+class _UnreadableError(Exception):
+    """An object cannot be read."""
+
+    def __init__(self, bad: BadObject) -> None:
+        super().__init__(bad.detail)
+        self.bad = bad
+
+
 def decode_to_parquet(
-    key: str, data: bytes, spec: SourceSpec, out: Path | io.BytesIO
+    key: str, file: Any, spec: SourceSpec, out: Any, columns: Iterable[str] | None = None
 ) -> BadObject | None:
     """Write an object as one Parquet file; times are cut to microseconds.
 
+    A chunk of its rows is held at a time.
+
     Args:
         key: its ending tells the compression; for a table, its folders tell partition columns.
-        data: the object's bytes.
+        file: the object, which can be read from any place.
         spec: the source.
-        out: the file.
+        out: the path of the file, or what is written to.
+        columns: of the file, as planned; None: JSON lines are read once more to find them.
 
     Returns:
         Why the object cannot be read, and then there is no file; None if it was written.
@@ -102,70 +114,101 @@ def decode_to_parquet(
     Raises:
         OSError: the file cannot be written.
     """
-    table = _decode_object(key, data, spec, _read_object)
-    return table if isinstance(table, BadObject) else _write_table(table, spec, out)
+    fields: set[str] = set()
+    try:
+        if spec.format == "json" and spec.evolution.added == "ignore":
+            found = _find_unknown_fields(key, file, spec) if columns is None else columns
+            fields = {*found} - {*spec.columns, BAD_REASON, BAD_TEXT}
+        tables = _decode_object(key, file, spec, lambda rows: _read_object(rows, spec, fields))
+        _write_tables(tables, spec, out)
+    except BaseException as error:
+        if isinstance(out, Path):
+            out.unlink(missing_ok=True)
+        if isinstance(error, _UnreadableError):
+            return error.bad
+        raise
+    return None
 
 
 def describe_decoded_object(
-    key: str, data: bytes, spec: SourceSpec
+    key: str, file: Any, spec: SourceSpec
 ) -> tuple[int, io.BytesIO] | BadObject:
     """Return the number of rows that `decode_to_parquet` writes, and a file with its columns.
 
     Texts are counted only, so this takes a fraction of the time.
     """
     sizes: list[int] = []
-
-    def read(data: bytes, spec: SourceSpec) -> pa.Table:
-        """Read an object, or of texts only the columns."""
-        size, table = _read_columns(data, spec)
-        sizes.append(size)
-        return table
-
-    table, out = _decode_object(key, data, spec, read), io.BytesIO()
-    bad = table if isinstance(table, BadObject) else _write_table(table, spec, out)
-    return (sizes[0], out) if bad is None else bad
+    out = io.BytesIO()
+    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, sizes))
+    try:
+        first = next(tables)
+        _write_tables(iter([first.slice(0, 0)]), spec, out)
+        # Typed values may not fit into Parquet.
+        _write_tables(chain([first], tables), spec, pa.MockOutputStream())
+    except _UnreadableError as error:
+        return error.bad
+    return sum(sizes), out
 
 
 def _decode_object(
-    key: str, data: bytes, spec: SourceSpec, read: Callable[[bytes, SourceSpec], pa.Table]
-) -> pa.Table | BadObject:
-    if not data:
-        return BadObject("empty_object", "the object has no bytes")
+    key: str, file: Any, spec: SourceSpec, read: Callable[[Any], Iterator[pa.Table]]
+) -> Iterator[pa.Table]:
+    """Yield what `read` makes of the decompressed object, with the columns of the copy.
+
+    Raises:
+        _UnreadableError: the object cannot be read.
+    """
+    if not file.seek(0, io.SEEK_END):
+        raise _UnreadableError(BadObject("empty_object", "the object has no bytes"))
+    file.seek(0)
+    renamed = spec.evolution.renamed
     try:
-        table = read(decompress_object(key, data), spec)
-        # The values of some columns of a lakehouse table are only in the names of folders.
-        for name, value in parse_folder_values(key).items() if spec.table is not None else ():
-            if name not in table.column_names:
-                table = table.append_column(name, pa.array([value] * table.num_rows, pa.string()))
+        for table in read(_open_rows(find_codec(key), file, spec.format)):
+            # The values of some columns of a lakehouse table are only in the names of folders.
+            for name, value in parse_folder_values(key).items() if spec.table is not None else ():
+                if name not in table.column_names:
+                    values = pa.array([value] * table.num_rows, pa.string())
+                    table = table.append_column(name, values)
+            both = [new for old, new in renamed.items() if {old, new} <= set(table.column_names)]
+            if both:
+                detail = f"both the old and the new name of {', '.join(both)} are there"
+                raise _UnreadableError(BadObject("unknown_column", detail))
+            yield table.rename_columns([renamed.get(name, name) for name in table.column_names])
     except MEMORY_ERRORS:
         raise  # that is not the object's fault
     except _DECODE_ERRORS as error:
-        return _describe_unreadable(spec, error)
-    renamed = spec.evolution.renamed
-    both = [new for old, new in renamed.items() if {old, new} <= set(table.column_names)]
-    if both:
-        names = ", ".join(both)
-        return BadObject("unknown_column", f"both the old and the new name of {names} are there")
-    return table.rename_columns([renamed.get(name, name) for name in table.column_names])
+        raise _UnreadableError(_describe_unreadable(spec, error)) from error
 
 
-def _write_table(table: pa.Table, spec: SourceSpec, out: Path | io.BytesIO) -> BadObject | None:
+def _open_rows(codec: str | None, file: Any, form: str) -> Any:
+    """Open what is in an object: as a stream, or for formats with an index as a file."""
+    if form not in ("orc", "parquet"):
+        return open_compressed(codec, file)
+    return file if codec is None else copy_to_scratch(open_compressed(codec, file))
+
+
+def _write_tables(tables: Iterator[pa.Table], spec: SourceSpec, out: Any) -> None:
+    """Write tables with the same columns as the row groups of one file."""
+    writer = None
     try:
-        pq.write_table(
-            table,
-            out,
-            coerce_timestamps="us",
-            allow_truncated_timestamps=True,
-            compression="snappy",
-        )
-    except MemoryError:
-        raise
-    # A time out of range. A full disk is an OSError, which is not the object's fault.
-    except (pa.ArrowException, ValueError) as error:
-        if isinstance(out, Path):
-            out.unlink(missing_ok=True)
-        return _describe_unreadable(spec, error)
-    return None
+        for table in tables:
+            try:
+                writer = writer or pq.ParquetWriter(
+                    out,
+                    table.schema,
+                    coerce_timestamps="us",
+                    allow_truncated_timestamps=True,
+                    compression="snappy",
+                )
+                writer.write_table(table)
+            except MemoryError:
+                raise
+            # A time out of range. A full disk is an OSError, which is not the object's fault.
+            except (pa.ArrowException, ValueError) as error:
+                raise _UnreadableError(_describe_unreadable(spec, error)) from error
+    finally:
+        if writer is not None:
+            writer.close()
 
 
 def _describe_unreadable(spec: SourceSpec, error: Exception) -> BadObject:
@@ -192,43 +235,47 @@ def decompress_object(key: str, data: bytes) -> bytes:
 
     Broken data raises one of `_DECODE_ERRORS`.
     """
-    for ending, decompress in _DECOMPRESS_BY_ENDING.items():
-        if key.endswith(ending):
-            return decompress(data)
-    return data
+    return open_compressed(find_codec(key), io.BytesIO(data)).read()
 
 
-_DECOMPRESS_BY_ENDING: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
-    ".zst": partial(decompress_stream, "zstd"),
-    ".lz4": partial(decompress_stream, "lz4"),
-}
-
-
-def _read_object(data: bytes, spec: SourceSpec) -> pa.Table:
-    match spec.format:
-        case "json":
-            return _read_json_lines(_split_json_lines(data), spec)
-        case "csv":
-            return _cast_texts(_read_csv_texts(data, spec), spec)
-    return read_typed_object(data, spec.format)
-
-
-def _read_columns(data: bytes, spec: SourceSpec) -> tuple[int, pa.Table]:
-    """Return the number of rows, and a table with the columns, which may have no rows."""
+def _read_object(rows: Any, spec: SourceSpec, fields: Collection[str]) -> Iterator[pa.Table]:
+    """Yield the rows; `fields` of JSON lines are those that the schema lacks."""
     if spec.format == "json":
-        lines = _split_json_lines(data)
-        columns = _read_json_lines([], spec)
-        if spec.evolution.added == "ignore":
-            columns = _add_marked_fields(columns, _list_unknown_fields(lines, spec))
-        return len(lines), columns
-    if spec.format == "csv":
-        texts = _read_csv_texts(data, spec)
-        return texts.num_rows, _cast_texts(texts.slice(0, 0), spec)
-    table = _read_object(data, spec)
-    return table.num_rows, table
+        for chunk in _iterate_lines(rows):
+            yield _read_json_lines(_split_json_lines(chunk), spec, fields)
+    elif spec.format == "csv":
+        for texts in _iterate_csv_texts(rows, spec):
+            yield _cast_texts(texts, spec)
+    else:
+        yield from _iterate_typed_tables(rows, spec.format)
+
+
+def _read_columns(rows: Any, spec: SourceSpec, sizes: list[int]) -> Iterator[pa.Table]:
+    """Yield tables with the columns, which may have no rows, and note their numbers of rows."""
+    if spec.format == "json":
+        fields: set[str] = set()
+        for chunk in _iterate_lines(rows):
+            lines = _split_json_lines(chunk)
+            sizes.append(len(lines))
+            if spec.evolution.added == "ignore":
+                fields.update(_list_unknown_fields(lines, spec))
+        yield _read_json_lines([], spec, fields)
+    elif spec.format == "csv":
+        for texts in _iterate_csv_texts(rows, spec):
+            sizes.append(texts.num_rows)
+            yield _cast_texts(texts.slice(0, 0), spec)
+    else:
+        for table in _iterate_typed_tables(rows, spec.format):
+            sizes.append(table.num_rows)
+            yield table
+
+
+def _iterate_typed_tables(file: Any, form: str) -> Iterator[pa.Table]:
+    if form == "avro":
+        return iterate_avro_tables(file, CHUNK_BYTES)
+    if form == "parquet":
+        return _iterate_parquet_tables(file)
+    return iterate_orc_tables(file, CHUNK_BYTES)
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
@@ -236,11 +283,7 @@ def read_typed_object(data: bytes, form: str) -> pa.Table:
 
     Broken data raises one of `_DECODE_ERRORS`.
     """
-    if form == "avro":
-        return read_avro_file(data)
-    if form == "parquet":
-        return read_parquet_table(io.BytesIO(data))
-    return read_orc_file(data)
+    return pa.concat_tables(_iterate_typed_tables(io.BytesIO(data), form))
 
 
 def open_parquet_file(source: Path | io.IOBase) -> pq.ParquetFile:
@@ -248,23 +291,41 @@ def open_parquet_file(source: Path | io.IOBase) -> pq.ParquetFile:
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
-def read_parquet_table(source: Path | io.BytesIO) -> pa.Table:
-    """Return the rows of an object in the types that a `Footer` names.
+def _iterate_parquet_tables(source: Any) -> Iterator[pa.Table]:
+    """Yield the rows of an object in the types that a `Footer` names; at least one table.
 
     INT96 does not say whether it is an instant. Its writers (older Spark, Hive, Impala) mean one,
     in UTC.
     """
     file = open_parquet_file(source)
-    rows = file.read()
     instants, instant = find_int96_columns(file.metadata), pa.timestamp("us", "UTC")
-    fields = [pa.field(f.name, instant if f.name in instants else f.type) for f in rows.schema]
-    return rows.cast(pa.schema(fields)) if instants else rows
+    empty = file.read_row_groups([])
+    fields = [pa.field(f.name, instant if f.name in instants else f.type) for f in empty.schema]
+    schema = pa.schema(fields) if instants else empty.schema
+    yield empty.cast(schema)
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        rows = CHUNK_BYTES * group.num_rows // max(group.total_byte_size, 1)
+        for batch in file.iter_batches(max(min(rows, _MOST_ROWS), 1), [number]):
+            yield pa.Table.from_batches([batch]).cast(schema)
 
 
 def find_int96_columns(metadata: Any) -> set[str]:
     """Return the top-level columns with the old timestamps of twelve bytes."""
     leaves = (metadata.schema.column(n) for n in range(metadata.num_columns))
     return {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+
+
+def _iterate_lines(rows: ByteStream) -> Iterator[bytes]:
+    """Yield chunks of lines; at least one, which may be empty."""
+    chunks = iterate_line_chunks(rows)
+    yield next(chunks, b"")
+    yield from chunks
+
+
+def _find_unknown_fields(key: str, file: Any, spec: SourceSpec) -> list[str]:
+    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, []))
+    return [name for table in tables for name in table.column_names]
 
 
 def _split_json_lines(data: bytes) -> list[bytes]:
@@ -287,8 +348,8 @@ def _to_text_table(lines: list[bytes]) -> pa.Table:
 _IS_OBJECT = "CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' ELSE false END"
 
 
-def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
-    """Read one JSON object per line."""
+def _read_json_lines(lines: list[bytes], spec: SourceSpec, unknown: Collection[str]) -> pa.Table:
+    """Read one JSON object per line; `unknown` are fields that the schema lacks."""
     fields = {
         name: ", ".join(f"""line->>'$."{one}"'""" for one in _list_field_names(name, spec))
         for name in spec.columns
@@ -297,21 +358,21 @@ def _read_json_lines(lines: list[bytes], spec: SourceSpec) -> pa.Table:
         f'CASE WHEN ok THEN coalesce({values}) END AS "{name}"' for name, values in fields.items()
     )
     # Fields that the spec does not declare are not a fault then; malformed lines still are.
-    ignored = spec.evolution.added == "ignore"
+    is_strict = spec.evolution.added != "ignore"
+    names = _build_unknown_fields_sql(spec) if is_strict else "NULL::VARCHAR[]"
     rows = query_table(
         _to_text_table(lines),
         f"""WITH judged AS (SELECT line, is_text, {_IS_OBJECT} AS ok FROM rows),
-        named AS (SELECT *, {_build_unknown_fields_sql(spec)} AS _unknown FROM judged)
-        SELECT line AS {BAD_TEXT}, {columns}, _unknown,
+        named AS (SELECT *, {names} AS _unknown FROM judged)
+        SELECT line AS {BAD_TEXT}, {columns},
             CASE WHEN NOT is_text THEN 'the line is not UTF-8'
             WHEN NOT ok THEN 'the line is not a JSON object'
-            WHEN len(_unknown) > 0 AND NOT {ignored}
+            WHEN len(_unknown) > 0
             THEN 'not in the schema: ' || array_to_string(_unknown, ', ') END AS {BAD_REASON}
         FROM named""",
         for_frames=True,
     )
-    unknown = pa.compute.list_flatten(rows["_unknown"]).unique().to_pylist() if ignored else []
-    rows = _add_marked_fields(rows.drop_columns(["_unknown"]), unknown)
+    rows = _add_marked_fields(rows, unknown)
     return _cast_texts(_restore_exact_numbers(rows, spec), spec)
 
 
@@ -327,7 +388,7 @@ def _list_unknown_fields(lines: list[bytes], spec: SourceSpec) -> list[str]:
     return names
 
 
-def _add_marked_fields(rows: pa.Table, names: list[str]) -> pa.Table:
+def _add_marked_fields(rows: pa.Table, names: Collection[str]) -> pa.Table:
     """Add a column of nulls for each name that the schema lacks, so that its rows are counted."""
     for name in sorted(names)[:_MAX_MARKED_COLUMNS]:
         if name.lower() not in map(str.lower, rows.column_names):  # see `_drop_lookalikes`
@@ -407,10 +468,24 @@ def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     return names
 
 
-def _read_csv_texts(data: bytes, spec: SourceSpec) -> pa.Table:
-    marked = add_marks(data, spec.parse.delimiter, spec.parse.quote)
-    names = _read_csv_header(marked, spec) if spec.parse.header else list(spec.columns)
-    table, broken = _parse_csv(marked.data, names, spec)
+def _iterate_csv_texts(rows: ByteStream, spec: SourceSpec) -> Iterator[pa.Table]:
+    """Yield the values as texts, at least one table."""
+    delimiter, quote = spec.parse.delimiter, spec.parse.quote
+    names = None if spec.parse.header else list(spec.columns)
+    for number, chunk in enumerate(iterate_csv_chunks(rows, delimiter, quote)):
+        marked = add_marks(chunk, delimiter, quote)
+        has_header = spec.parse.header and number == 0
+        if names is None:
+            names = _read_csv_header(marked, spec)
+        # Arrow takes away one mark at the beginning of what it reads.
+        start = codecs.BOM_UTF8 if number else b""
+        yield _read_csv_texts(marked, names, spec, start, has_header=has_header)
+
+
+def _read_csv_texts(
+    marked: MarkedText, names: list[str], spec: SourceSpec, start: bytes, *, has_header: bool
+) -> pa.Table:
+    table, broken = _parse_csv(start + marked.data, names, spec, has_header=has_header)
     if table.column_names != names:  # the type of a column with another name would be guessed
         raise ValueError(
             f"the header reads as {', '.join(names)} or as {', '.join(table.column_names)}"
@@ -454,20 +529,25 @@ def _drop_lookalikes(texts: pa.Table, spec: SourceSpec) -> pa.Table:
     return texts.select(kept)
 
 
-def _parse_csv(data: bytes, names: list[str], spec: SourceSpec) -> tuple[pa.Table, dict[int, str]]:
+def _parse_csv(
+    data: bytes, names: list[str], spec: SourceSpec, *, has_header: bool
+) -> tuple[pa.Table, dict[int, str]]:
     """Return the rows as text, and number -> text of lines with too many or too few values."""
     broken: dict[int, str] = {}
 
     def keep_broken_row(row: Any) -> str:
         """Note a line with too many or too few values, and let Arrow go on."""
-        broken[row.number - 1 - spec.parse.header] = row.text
+        broken[row.number - 1 - has_header] = row.text
         return "skip"
 
-    header_names = None if spec.parse.header else names
     table = pacsv.read_csv(
         io.BytesIO(data),
-        # Only one thread knows the number of a broken line.
-        read_options=pacsv.ReadOptions(use_threads=False, column_names=header_names),
+        # Only one thread knows the number of a broken line. A block is the longest row.
+        read_options=pacsv.ReadOptions(
+            use_threads=False,
+            column_names=None if has_header else names,
+            block_size=max(len(data), 1),
+        ),
         parse_options=pacsv.ParseOptions(
             delimiter=spec.parse.delimiter,
             quote_char=spec.parse.quote,

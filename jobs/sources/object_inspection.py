@@ -4,7 +4,7 @@ import io
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,7 @@ from .table_versions import rewrite_reason
 
 UNKNOWN_SIZE: Final = -1
 """The size of an entry of which only the key is known."""
+BREAK_BYTES: Final = 4 << 20
 READ_THREADS: Final = 4  # they wait for the store most of the time
 _WHOLE_READ_BYTES = 256 << 10  # below, one GET is faster than a HEAD and a range
 _MAX_CACHED_OBJECTS = 2048  # about 2.5 MB
@@ -47,10 +48,18 @@ ReadRange = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The number of rows, and physical column -> Arrow type as text."""
+    """What is known of an object.
+
+    Attributes:
+        rows: how many it has.
+        columns: physical column -> Arrow type as text.
+        breaks: rows at which row groups begin that are `BREAK_BYTES` apart or more: there several
+            tasks may divide a large object.
+    """
 
     rows: int
     columns: dict[str, str]
+    breaks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ class ObjectInspector:
 
         If it is gone or has another ETag, its content is a `BadObject`.
         """
-        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"])
+        breaks = tuple(pinned.get("breaks", ()))
+        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"], breaks)
         head = self._store.stat(pinned["key"])
         if head is None or head.etag != pinned["etag"]:
             content = BadObject("changed_object", describe_change(pinned, head))
@@ -187,14 +197,14 @@ class ObjectInspector:
         return None
 
 
-def describe_encoded_object(key: str, data: bytes, spec: SourceSpec) -> Footer | BadObject:
+def describe_encoded_object(key: str, file: Any, spec: SourceSpec) -> Footer | BadObject:
     """Return the rows and columns of an object's decoded copy, or why there is none."""
-    found = describe_decoded_object(key, data, spec)
+    found = describe_decoded_object(key, file, spec)
     if isinstance(found, BadObject):
         return found
-    rows, file = found
-    described = _describe_columns(file)
-    return described if isinstance(described, BadObject) else Footer(rows, described.columns)
+    rows, columns = found
+    # Either has the number of rows, and the file with the columns has none.
+    return replace(_describe_columns(columns), rows=rows)
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:
@@ -240,13 +250,14 @@ def _describe_missing_footer(start: bytes, size: int) -> BadObject:
 def _parse_metadata(tail: bytes, size: int) -> Footer | BadObject:
     try:
         # The metadata reader looks only at both ends of the file, so a tail is enough for it.
-        return _describe_columns(io.BytesIO(_MAGIC + tail))
+        return _describe_columns(io.BytesIO(_MAGIC + tail), size)
     except Exception as error:  # pyarrow raises OSError, ArrowInvalid, ValueError and more here
         detail = f"the footer cannot be read ({size} bytes): {get_first_line(error)[:200]}"
         return BadObject("truncated", detail)
 
 
-def _describe_columns(file: Path | io.BytesIO) -> Footer | BadObject:
+def _describe_columns(file: Path | io.BytesIO, size: int = 0) -> Footer | BadObject:
+    """Return rows and columns, and the breaks of an object of so many bytes."""
     metadata: Any = pq.read_metadata(file)
     instants, schema = find_int96_columns(metadata), metadata.schema.to_arrow_schema()
     twice = sorted(name for name, number in Counter(schema.names).items() if number > 1)
@@ -254,4 +265,13 @@ def _describe_columns(file: Path | io.BytesIO) -> Footer | BadObject:
         detail = f"more than one column has the name {', '.join(twice)}"
         return BadObject("unknown_column", detail, int(metadata.num_rows))
     columns = {f.name: _INSTANT_TYPE if f.name in instants else str(f.type) for f in schema}
-    return Footer(int(metadata.num_rows), columns)
+    return Footer(int(metadata.num_rows), columns, tuple(_find_breaks(metadata, size)))
+
+
+def _find_breaks(metadata: Any, size: int) -> Iterator[int]:
+    row = last = 0
+    for number in range(metadata.num_row_groups if size > BREAK_BYTES else 0):
+        if (row - last) * size >= BREAK_BYTES * metadata.num_rows:
+            yield row
+            last = row
+        row += metadata.row_group(number).num_rows

@@ -408,6 +408,8 @@ class _SliceBuilder:
             "row_end": end,
             "columns": footer.columns,
         }
+        if footer.breaks:
+            part["breaks"] = list(footer.breaks)
         if end > start:
             self._parts.append(part)
         return part
@@ -428,7 +430,8 @@ class _SliceBuilder:
 
 
 def _pin_object(part: JsonView) -> JsonObject:
-    return {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
+    names = ("key", "etag", "size", "rows", "columns", "breaks")
+    return {name: part[name] for name in names if name in part}
 
 
 def _is_data_name(name: str) -> bool:

@@ -61,23 +61,16 @@ def _add_byte_marks(data: bytes) -> MarkedText:
 
 def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
     """Mark quoted values with more text behind their closing quote."""
+    if quote.encode() not in found.data:
+        return
     q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
     stop, other = rb"[^%b\r\n]" % ends, rb"[^%b\r\n%b]" % (ends, q)
-    # A quote inside of a value, or behind an empty one. Most objects have none of these.
-    suspect = rb"%b(?:%b%b)*%b%b|(?:^|[%b\r\n])(?:%b%b)+%b" % (
-        other,
-        q,
-        q,
-        q,
-        other,
-        ends,
-        q,
-        q,
-        other,
-    )
-    if not re.search(suspect, found.data):
-        return
     quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
+    # Most objects have no such value.
+    usual = rb"(?:%b(?!%b)|%b%b*+|[%b\r\n])*+" % (quoted, stop, other, stop, ends)
+    match = re.match(usual, found.data)
+    if match is not None and match.end() == len(found.data):
+        return
     mark = _choose_mark(found.data.decode())
 
     def add_mark(value: re.Match[bytes]) -> bytes:

@@ -8,12 +8,13 @@ function for that. A timestamp of another writer stays without a zone, as in Par
 import io
 import re
 import zlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .avro import decompress_stream
+from .byte_streams import open_compressed
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 # Field numbers of ORC's messages.
@@ -21,25 +22,47 @@ _STRIPES_OF_FOOTER = 3
 _OFFSET, _INDEX_SIZE, _DATA_SIZE, _FOOTER_SIZE = 1, 2, 3, 4  # of a stripe
 _ZONE_OF_STRIPE = 3
 _CHUNK_HEADER = 3  # bytes
+_MOST_ROWS: Final = 128 << 10
+"""Of one batch."""
 # The header of a frame without checksums, with blocks of up to 4 MB; its last byte is its own sum.
 _LZ4_FRAME = bytes.fromhex("04224d18607073")
 
 
-def read_orc_file(data: bytes) -> pa.Table:
-    """Return the rows of a file; a column that Spark wrote as an instant is in UTC.
+def iterate_orc_tables(file: Any, chunk_bytes: int) -> Iterator[pa.Table]:
+    """Yield the rows of a file, about so many stored bytes at a time; at least one table.
 
-    Broken data raises an error of Arrow, before its zone is asked for.
+    A column that Spark wrote as an instant is in UTC.
+
+    Raises:
+        OSError, ValueError: the file is damaged.
     """
     import pyarrow.orc as orc
 
-    file = orc.ORCFile(io.BytesIO(data))
-    rows = file.read()
-    for place, column in enumerate(file.schema):
-        if _is_instant(column):
-            zone = read_writer_zone(data, file)
-            values = _to_instants(rows[column.name], zone)
-            rows = rows.set_column(place, column.name, values)
-    return rows
+    opened = orc.ORCFile(file)
+    instants = [place for place, column in enumerate(opened.schema) if _is_instant(column)]
+    zone = read_writer_zone(file, opened) if instants else ""
+    for batch in _iterate_batches(file, opened, chunk_bytes):
+        rows = pa.Table.from_batches([batch])
+        for place in instants:
+            name = opened.schema.names[place]
+            rows = rows.set_column(place, name, _to_instants(rows.column(place), zone))
+        yield rows
+
+
+def _iterate_batches(file: Any, opened: Any, chunk_bytes: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow.dataset as ds
+
+    names = opened.schema.names
+    yield pa.RecordBatch.from_pylist([], opened.schema)
+    if len(set(names)) < len(names) or not names:  # a dataset finds columns by name
+        yield from map(opened.read_stripe, range(opened.nstripes))
+    else:
+        rows = max(min(chunk_bytes * opened.nrows // max(opened.content_length, 1), _MOST_ROWS), 1)
+        fragment = ds.OrcFileFormat().make_fragment(file)
+        # `ORCFile` itself can only read whole stripes.
+        yield from fragment.to_batches(
+            batch_size=rows, batch_readahead=0, fragment_readahead=0, use_threads=False
+        )
 
 
 def _is_instant(column: pa.Field) -> bool:
@@ -56,15 +79,28 @@ def _to_instants(column: pa.ChunkedArray, zone: str) -> pa.ChunkedArray:
     return found.cast(pa.timestamp(column.type.unit, "UTC"))
 
 
-def read_writer_zone(data: bytes, file: Any) -> str:
+def read_writer_zone(file: Any, opened: Any) -> str:
     """Return the time zone of a file's writer; UTC if it has no rows.
 
     Args:
-        data: the whole file.
-        file: the same, as pyarrow has opened it.
+        file: what can be read from any place.
+        opened: the same, as pyarrow has opened it.
+
+    Raises:
+        ValueError: the part of the file that names it is damaged.
     """
-    end = len(data) - 1 - file.file_postscript_length
-    footer = _decompress_part(data[end - file.file_footer_length : end], file.compression)
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _find_zone(file, opened)
+    except (DecodeError, IndexError, TypeError) as error:
+        raise ValueError("the time zone of the writer cannot be read") from error
+
+
+def _find_zone(file: Any, opened: Any) -> str:
+    size = opened.file_footer_length
+    end = file.seek(0, io.SEEK_END) - 1 - opened.file_postscript_length
+    footer = _decompress_part(_read_range(file, end - size, size), opened.compression)
     stripes = _list_fields(footer, _STRIPES_OF_FOOTER)
     if not stripes:
         return "UTC"
@@ -72,11 +108,16 @@ def read_writer_zone(data: bytes, file: Any) -> str:
         _list_fields(stripes[0], number)[0]
         for number in (_OFFSET, _INDEX_SIZE, _DATA_SIZE, _FOOTER_SIZE)
     )
-    begin += index + values
-    stripe = _decompress_part(data[begin : begin + size], file.compression)
+    packed = _read_range(file, begin + index + values, size)
+    stripe = _decompress_part(packed, opened.compression)
     # Writers before the year 2015 did not note it.
     zones = _list_fields(stripe, _ZONE_OF_STRIPE) or [b"UTC"]
     return bytes(zones[0]).decode()
+
+
+def _read_range(file: Any, start: int, length: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(length))
 
 
 def _list_fields(message: bytes, number: int) -> list[Any]:
@@ -108,8 +149,8 @@ def _decompress_chunk(chunk: bytes, codec: str) -> bytes:
         return bytes(pa.decompress(chunk, _read_snappy_size(chunk), "snappy", asbytes=True))
     if codec == "LZ4":
         size = len(chunk).to_bytes(4, "little")
-        return decompress_stream("lz4", _LZ4_FRAME + size + chunk + bytes(4))
-    return decompress_stream(codec.lower(), chunk)
+        chunk = _LZ4_FRAME + size + chunk + bytes(4)
+    return bytes(open_compressed(codec.lower(), io.BytesIO(chunk)).read())
 
 
 def _read_snappy_size(chunk: bytes) -> int:

@@ -133,9 +133,9 @@ def _plan_pieces(session: SparkSession, order: ReadOrder, units: list[ReadUnit])
         for (columns, _), chosen in _group_parts(order, units).items()
     ]
     rows: Any = combine_frames(*frames)
-    places = {index: place for place, unit in enumerate(units) for index in unit.indexes}
+    places = {piece: place for place, unit in enumerate(units) for piece in unit.pieces}
     if len(frames) > 1:
-        known = (str(places.get(index, 0)) for index in range(max(places) + 1))
+        known = (str(places.get(piece, 0)) for piece in range(max(places) + 1))
         # An array is no part of the code that Spark generates.
         rows = rows.repartitionById(len(units), F.expr(f"array({', '.join(known)})[_m]"))
         if any(len(divide_unit(order.spec, unit)) > 1 for unit in units):
@@ -189,11 +189,11 @@ def _add_arguments(
 ) -> DataFrame:
     """Add what Spark SQL has to compute for the aggregates; nothing of rows that are no data."""
     sources = {
-        index: piece.member.source
+        number: piece.member.source
         for one in chosen
-        for index, piece in zip(one.unit.indexes, one.unit.cut.slices, strict=True)
+        for number, piece in zip(one.unit.pieces, one.unit.cut.slices, strict=True)
     }
-    known = ", ".join(quote_text(sources.get(index, "")) for index in range(max(sources) + 1))
+    known = ", ".join(quote_text(sources.get(number, "")) for number in range(max(sources) + 1))
     placed = rows.selectExpr("*", f"array({known})[_m] AS _source")
     values = (
         f"IF(_dead IS NULL AND _kind = 'data', {sql}, NULL) AS {name}"
@@ -258,7 +258,7 @@ def _decode_parts(
             said = _pickle.dumps((reading.answer, reading.report)).hex()
             if reading.kept is not None and reading.kept.num_rows:
                 yield from reading.kept.combine_chunks().to_batches(_BATCH_ROWS)
-        values = {"_m": own.unit.indexes[0], "_p": _NO_PART, BAD_REASON: said}
+        values = {"_m": own.unit.pieces[0], "_p": _NO_PART, BAD_REASON: said}
         yield pa.RecordBatch.from_pylist([values], schema)
 
 
@@ -271,18 +271,19 @@ def _fold_units(
 ) -> Iterator[pa.RecordBatch]:
     order: ReadOrder = _pickle.loads(packed)
     rows = _ReadRows(batches)
-    index = rows.find_slice()
-    if index is None:  # a partition without a unit
+    number = rows.find_piece()
+    if number is None:  # a partition without a unit
         return
-    unit: ReadUnit = _pickle.loads(units[places[index]])
+    place = places[number]
+    unit: ReadUnit = _pickle.loads(units[place])
     for reading in fold_in_batches(order, unit, rows):
         said = reading.answer, reading.report
         for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
-            yield make_row(places[index], KEPT, piece.data.to_pybytes())
+            yield make_row(place, KEPT, piece.data.to_pybytes())
     for _ in rows:  # what no batch has asked for
         pass
     answer = _Folded(said, rows.count, rows.readers)
-    yield make_row(places[index], ANSWER, _pickle.dumps(answer))
+    yield make_row(place, ANSWER, _pickle.dumps(answer))
 
 
 class _ReadRows:
@@ -292,14 +293,14 @@ class _ReadRows:
         self._batches = batches
         self.count, self.readers = 0, list[_Said]()
 
-    def find_slice(self) -> int | None:
-        """The index of one slice of the unit; None without any row."""
+    def find_piece(self) -> int | None:
+        """The number of one piece of the unit; None without any row."""
         first = next((batch for batch in self._batches if batch.num_rows), None)
         if first is None:
             return None
         self._batches = chain([first], self._batches)
-        index: int = first["_m"][0].as_py()
-        return index
+        number: int = first["_m"][0].as_py()
+        return number
 
     def __iter__(self) -> Iterator[pa.Table]:
         for batch in self._batches:

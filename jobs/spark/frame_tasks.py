@@ -8,6 +8,8 @@ orders are part of the plan, so they name no keys: the workers have those of the
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -25,6 +27,7 @@ from tidegate.jobs.rows.event_files import (
     CutSummary,
     EventsOrder,
     FileAnswer,
+    FirstPositions,
     RangesOrder,
     Shipped,
     cut_rows,
@@ -112,8 +115,8 @@ def run_read_job(
         raise
 
 
-def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
-    """Write the kept rows of each unit, whose slices begin at these positions."""
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
+    """Write the kept rows of each unit, which begin at these positions."""
     body = partial(_write_unit_rows, _pickle.dumps((order, firsts)))
     files = map_in_workers(_select_pieces(kept), body)
     return sort_file_answers(order, collect_answers(files), kept.units)
@@ -223,17 +226,14 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
 
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
     order, firsts = _pickle.loads(packed)
-    units, pieces = _read_pieces(batches)
-    for unit in units:
-        own = [piece for piece in pieces if piece.unit == unit]
-        yield _make_answer(write_unit_events(order, firsts, unit, own))
+    for unit, pieces in _group_pieces(batches):
+        yield _make_answer(write_unit_events(order, firsts, unit, pieces))
 
 
 def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
-    units, pieces = _read_pieces(batches)
-    for unit in units:
-        own = [piece for piece in pieces if piece.unit == unit]
-        for target, item in cut_rows(_pickle.loads(packed), unit, own):
+    order: RangesOrder = _pickle.loads(packed)
+    for unit, pieces in _group_pieces(batches):
+        for target, item in cut_rows(order, unit, pieces):
             if isinstance(item, CutPiece):
                 kind = _WAITED if item.waited else KEPT
                 yield make_row(target, kind, item.data.to_pybytes())
@@ -247,7 +247,7 @@ def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
 
 def _write_all(packed: bytes, batches: _Batches) -> _Batches:
     order: RangesOrder = _pickle.loads(packed)
-    _, pieces = _read_pieces(batches)
+    pieces = chain.from_iterable(own for _, own in _group_pieces(batches))
     yield from _make_answers(write_share(order, 0, pieces))
 
 
@@ -295,15 +295,10 @@ def _list_units(batches: _Batches) -> list[int]:
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
 
 
-def _read_pieces(batches: _Batches) -> tuple[list[int], list[KeptPiece]]:
-    """The units of a task, and all that was kept of them."""
-    units, pieces = [], []
-    for unit, kind, data in _read_rows(batches):
-        if kind == KEPT:
-            pieces.append(KeptPiece(unit, data))
-        else:
-            units.append(unit)
-    return units, pieces
+def _group_pieces(batches: _Batches) -> Iterator[tuple[int, Iterator[KeptPiece]]]:
+    """Yield the units of a task, each with what was kept of it; the whole input is read."""
+    for unit, rows in groupby(_read_rows(batches), itemgetter(0)):
+        yield unit, (KeptPiece(unit, data) for _, kind, data in rows if kind == KEPT)
 
 
 def _read_shipped(batches: _Batches) -> Iterator[Shipped]:

@@ -20,7 +20,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 import structlog
-from pyspark import Accumulator, AccumulatorParam, SparkContext, StorageLevel, TaskContext
+from pyspark import RDD, Accumulator, AccumulatorParam, SparkContext, StorageLevel, TaskContext
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
@@ -36,7 +37,9 @@ from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
     FileAnswer,
+    FirstPositions,
     RangesOrder,
+    Shipped,
     cut_rows,
     write_share,
     write_targets,
@@ -162,8 +165,8 @@ def sort_unit_answers(
     return [found[unit.number][0] for unit in units]
 
 
-def run_events_job(kept: KeptRows, order: EventsOrder, firsts: dict[int, int]) -> list[FileAnswer]:
-    """Write the kept rows of each unit, whose slices begin at these positions."""
+def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
+    """Write the kept rows of each unit, which begin at these positions."""
     write = partial(_write_unit_rows, order, firsts)
     return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
 
@@ -179,8 +182,24 @@ def run_release_job(
         shares = context.union([rows.coalesce(1)] * order.shares)
         return _collect_files(order, shares.mapPartitionsWithIndex(write))
     shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
-    ranges = shipped.partitionBy(order.firsts[-1], int)
+    ranges = _move_to_targets(shipped, order.firsts[-1])
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
+
+
+def _move_to_targets(shipped: Any, targets: int) -> Any:
+    """As `RDD.partitionBy` does it, but a task holds no rows for targets.
+
+    PySpark would gather a thousand pieces of them, half a gigabyte, before it sends any.
+    """
+    if not isinstance(shipped, RDD):  # of a `LocalSession`
+        return shipped.partitionBy(targets, int)
+    context: Any = shipped.context
+    packed: Any = shipped.mapPartitions(_encode_pairs)
+    packed._bypass_serializer = True  # what it yields are bytes in the form of Spark's pairs
+    pairs = context._jvm.PairwiseRDD(packed._jrdd.rdd()).asJavaPairRDD()
+    partitioner = context._jvm.PythonPartitioner(targets, 0)
+    moved = context._jvm.PythonRDD.valueOfPair(pairs.partitionBy(partitioner))
+    return RDD(moved, context, CPickleSerializer())
 
 
 def count_tasks(session: SparkSession) -> int | None:
@@ -407,7 +426,7 @@ def _read_units(
 
 
 def _write_unit_rows(
-    order: EventsOrder, firsts: dict[int, int], unit: int, pieces: Iterator[KeptPiece]
+    order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
     prepare_worker()
     yield write_unit_events(order, firsts, unit, pieces)
@@ -416,6 +435,13 @@ def _write_unit_rows(
 def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
     prepare_worker()
     yield from cut_rows(order, task, pieces)
+
+
+def _encode_pairs(shipped: Iterable[Shipped]) -> Iterator[bytes]:
+    pickle: Any = CPickleSerializer()
+    for target, item in shipped:
+        yield target.to_bytes(8, "big")  # as `pyspark.serializers.pack_long` has it
+        yield pickle.dumps((target, item))
 
 
 def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:

@@ -23,6 +23,7 @@ from tidegate.jobs.eventtime.decision_types import (
     ReleaseMark,
     Survey,
 )
+from tidegate.jobs.rows.batch_reading import merge_shares
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
@@ -142,7 +143,7 @@ def survey_in_tasks(
             that `on_bad` or a rule does not allow.
         TransientError: the store does not answer, or an object has changed.
     """
-    units = divide_cut(cut, state, store)
+    units = divide_cut(spec, cut, state, store)
     mark = find_late_mark(spec, state, released_max)
     order: ReadOrder | None = _make_read_order(spec, store, mark, folders, units)
     kept = None
@@ -156,14 +157,17 @@ def survey_in_tasks(
     except TidegateError:
         _drop_rows(kept)
         raise
-    _log_missing_offsets(cut, answers)
+    _log_missing_offsets(units, answers)
     # A slice without rows says something as well: its member may have punctuation.
     known: dict[int, MemberSurvey] = {}
     sketches: dict[str, Counter[str]] = {}
     for answer in answers:
         for piece in answer.slices:
-            known[piece.index] = piece.survey
-            sketches.setdefault(piece.survey.member.source, Counter()).update(piece.sketch)
+            first = known.get(piece.index)
+            known[piece.index] = merge_shares(first, piece.survey) if first else piece.survey
+            # A row counts with the rows before it, and the other shares have not read these.
+            if first is None:
+                sketches.setdefault(piece.survey.member.source, Counter()).update(piece.sketch)
     none = make_no_rows(spec)
     members = tuple(
         replace(
@@ -237,10 +241,10 @@ def _drop_rows(kept: KeptRows | None) -> None:
         kept.discard()
 
 
-def _log_missing_offsets(cut: Cut, answers: list[UnitAnswer]) -> None:
+def _log_missing_offsets(units: list[ReadUnit], answers: list[UnitAnswer]) -> None:
     """Compaction and transactions leave offsets without a message. They are logged, not refused."""
     missing = {key: count for answer in answers for key, count in answer.missing.items()}
-    for piece in cut.slices:
+    for piece in (one for unit in units for one in unit.cut.slices):
         for part in piece.parts:
             if part["key"] in missing:
                 _log.info(

@@ -7,7 +7,7 @@ is dropped when all of them are.
 The driver plans the job from what the tasks of the first job say of their rows, and sees none.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +21,7 @@ from tidegate.jobs.rows.event_files import (
     EventMember,
     EventsOrder,
     FileAnswer,
+    FirstPositions,
     RangesOrder,
 )
 from tidegate.jobs.rows.late_rows import SourceCounts
@@ -128,11 +129,17 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     if scans.kept is None:
         return ReleasedRows(segments=live)
     order = _make_order(epoch, scans)
-    rows = sum((a.kept.rows for a in scans.answers if a.kept is not None), Counter[int]())
-    firsts, position = {}, epoch.order.next_position
-    for index in sorted(rows, key=lambda i: (order.members[i].place, order.members[i].partition)):
-        firsts[index] = position
-        position += rows[index]
+    firsts: FirstPositions = defaultdict(dict)
+    position = epoch.order.next_position
+    pieces = [
+        (order.members[index].place, order.members[index].partition, answer.number, index, rows)
+        for answer in scans.answers
+        if answer.kept is not None
+        for index, rows in answer.kept.rows.items()
+    ]
+    for *_, unit, index, rows in sorted(pieces):  # units that share a slice follow each other
+        firsts[unit][index] = position
+        position += rows
     runner = choose_runner(epoch.sessions.full)
     return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 
 from tidegate.jobs.rows.cut_division import ReadUnit
-from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, RangesOrder
+from tidegate.jobs.rows.event_files import EventsOrder, FileAnswer, FirstPositions, RangesOrder
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -27,7 +27,7 @@ class TaskRunner(Protocol):
     ) -> tuple[list[UnitAnswer], KeptRows | None]: ...
 
     def run_events_job(
-        self, kept: KeptRows, order: EventsOrder, firsts: dict[int, int]
+        self, kept: KeptRows, order: EventsOrder, firsts: FirstPositions
     ) -> list[FileAnswer]: ...
 
     def run_release_job(

@@ -134,7 +134,7 @@ def test_it_folds_a_slice_into_partials_in_the_store(python: Path, tmp_path: Pat
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
     cut = Cut((slice_of(store, Member("a"), rows_at(1, 2, 11)),))
-    (unit,) = divide_cut(cut, {}, store)
+    (unit,) = divide_cut(spec, cut, {}, store)
     # Nothing may be sent, so that the task has to write.
     order = replace(order_of(spec, store, TICK_MIN), sent_bytes=0)
     done = subprocess.run(

@@ -5,7 +5,6 @@ Parquet objects read whole, converted to the spec's types value by value where n
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Slice, join_seq
-from tidegate.jobs.sources.object_decoding import BAD_REASON, read_parquet_table
+from tidegate.jobs.sources.object_decoding import BAD_REASON, read_typed_object
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
 from tidegate.time_units import TICK_MAX
@@ -55,7 +54,7 @@ class ObjectReader:
             )
         start, stop = piece["row_start"], piece["row_end"]
         try:
-            table = read_parquet_table(io.BytesIO(found.data)).slice(start, stop - start)
+            table = read_typed_object(found.data, "parquet").slice(start, stop - start)
         except (pa.ArrowException, OSError) as error:
             raise CorruptObjectsError.for_keys([piece["key"]]) from error
         columns: dict[str, _Column] = {

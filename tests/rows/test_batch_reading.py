@@ -106,7 +106,7 @@ def draw_unit(folder: Path, what: str, seed: int) -> tuple[ReadOrder, ReadUnit]:
         tables = [table_of(rows[:20]), table_of(rows[20:])]
         pieces.append(slice_of_objects(store, Member(source), [t for t in tables if t.num_rows]))
     state = {"clock": 10 * SECOND, "members": {"a/0": None, "b/0": None}}
-    (unit,) = divide_cut(Cut(tuple(pieces)), state, store)
+    (unit,) = divide_cut(spec, Cut(tuple(pieces)), state, store)
     return order_of(spec, store, LATE * SECOND), unit
 
 
@@ -182,7 +182,9 @@ def test_a_task_holds_a_batch_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     store, most, held = LocalStore(tmp_path), 40, list[int]()
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
     rows = table_of([{**row, "v": 0.1 * n} for n, row in enumerate(rows_at(*range(1000)))])
-    (unit,) = divide_cut(Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store)
+    (unit,) = divide_cut(
+        spec, Cut((slice_of_objects(store, Member("a"), [rows, rows]),)), {}, store
+    )
     monkeypatch.setattr(batch_reading, "MOST_CELLS", most * spec.sources["a"].width)
     opened, some = list[str](), slice_reading._read_some_rows
 
@@ -216,7 +218,7 @@ def test_partial_aggregates_of_all_batches_are_sent_together(
     """As those of a unit that is read at once."""
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW})
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(*range(9))),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(*range(9))),)), {}, store)
     monkeypatch.setattr(batch_reading, "MOST_CELLS", spec.sources["a"].width)
     order = order_of(spec, store)
     stored = read_all(replace(order, sent_bytes=1), unit)[0].partials["w"]

@@ -52,7 +52,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[int
     times = {name: [draw.randint(0, 30) for _ in range(50)] for name in "ab"}
     cut = Cut(tuple(slice_of(store, Member(n), rows_at(*own)) for n, own in times.items()))
     pieces = {}
-    for unit in divide_cut(cut, {}, store):
+    for unit in divide_cut(spec, cut, {}, store):
         rows = read_unit(order_of(spec, store), unit).kept
         assert rows is not None
         pieces[unit.number] = list(encode_kept_rows(unit.number, rows))
@@ -79,7 +79,7 @@ def test_units_are_written_at_known_positions(kept: Any) -> None:
     """The unit of the second slice may be written first."""
     (spec, store), pieces = kept
     order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
-    answers = [write_unit_events(order, {0: 5, 1: 55}, u, pieces[u]) for u in (1, 0)]
+    answers = [write_unit_events(order, {u: {0: 5, 1: 55}}, u, pieces[u]) for u in (1, 0)]
     rows = read_files(store, answers, "table:events").sort_by("position")
     assert rows["position"].to_pylist() == list(range(5, 105))
     assert rows["_source"].to_pylist() == ["a"] * 50 + ["b"] * 50
@@ -97,7 +97,7 @@ def test_a_large_unit_is_written_as_several_files(
     both = [piece for own in pieces.values() for piece in own]
     order = replace(order, kept={0: 100})
     # The second slice leaves first, as if its source stood first in the spec.
-    answer = write_unit_events(order, {0: 55, 1: 5}, 0, both)
+    answer = write_unit_events(order, {0: {0: 55, 1: 5}}, 0, both)
     assert len(answer.files) > 3
     assert answer.counts == {"a": 50, "b": 50}
     assert answer.flagged == 0
@@ -105,7 +105,7 @@ def test_a_large_unit_is_written_as_several_files(
     assert rows["position"].to_pylist() == [*range(55, 105), *range(5, 55)]
     assert rows["_seq"].to_pylist() == [*range(50), *range(50)]
     monkeypatch.undo()
-    whole = write_unit_events(order, {0: 55, 1: 5}, 0, both)
+    whole = write_unit_events(order, {0: {0: 55, 1: 5}}, 0, both)
     assert len(whole.files) == 1
     assert answer.newest == whole.newest
 
@@ -141,7 +141,7 @@ def test_lost_rows_are_noticed(kept: Any) -> None:
     """An object that has changed cannot be read again."""
     (spec, store), pieces = kept
     order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50})
-    answer = write_unit_events(order, {0: 5}, 0, pieces[0][:-1])
+    answer = write_unit_events(order, {0: {0: 5}}, 0, pieces[0][:-1])
     assert isinstance(answer.error, TransientError)
     assert "of 50 rows" in str(answer.error)
     ranges = ranges_of(kept, ((), (), ()), maps=1)

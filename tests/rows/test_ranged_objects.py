@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,19 @@ from tests.spark.agreement import spec_of, table_of
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.jobs.engine.arrow_tables import replace_column
-from tidegate.jobs.rows import object_reading
-from tidegate.jobs.rows.object_reading import make_part, open_part
+from tidegate.jobs.engine.errors import CorruptObjectsError
+from tidegate.jobs.rows import object_reading, slice_reading
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    count_read_bytes,
+    describe_unit,
+    divide_objects,
+    make_part,
+    open_part,
+)
 from tidegate.jobs.rows.slice_reading import RowReader, read_parts
-from tidegate.jobs.sources.object_inspection import Footer, read_footer
+from tidegate.jobs.sources import byte_streams, object_inspection, text_chunks
+from tidegate.jobs.sources.object_inspection import Footer, InspectedObject, read_footer
 from tidegate.json_types import JsonObject
 
 pytestmark = pytest.mark.minio
@@ -81,6 +91,57 @@ def test_only_the_ranges_of_planned_rows_are_fetched(
     assert read_rows(part, store).equals(rows["t"])
 
 
+def test_a_task_that_shares_an_object_fetches_its_row_groups_at_once(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for the footer, one for the rows, and what it reports is what it has fetched."""
+    store, part, rows = planned
+    fetched = count_fetched(monkeypatch)
+    source = spec_of({"a": {}}).sources["a"]
+    share = {**part, "row_start": 18_000, "row_end": 42_000, "breaks": [18_000, 42_000]}
+    assert read_rows(share, store).equals(rows["t"].slice(18_000, 24_000))
+    assert len(fetched) == 2
+    assert abs(fetched[1] - count_read_bytes(share, source, is_open=False)) < part["size"] / 20
+    whole = {**share, "row_start": 0, "row_end": 60_000}
+    assert count_read_bytes(whole, source, is_open=False) == part["size"]
+    fetched.clear()
+    monkeypatch.setattr(slice_reading, "LARGE_READ", 1)  # too much to be held
+    assert read_rows(share, store).equals(rows["t"].slice(18_000, 24_000))
+    assert len(fetched) == 5
+
+
+def test_a_plan_knows_where_an_object_can_be_divided(
+    planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where row groups begin, if they are large enough; small objects are not divided."""
+    store, part, _ = planned
+    data = store.get(KEY).data
+
+    def find_breaks(least: int) -> tuple[int, ...]:
+        """The breaks of row groups of at least so many bytes."""
+        monkeypatch.setattr(object_inspection, "BREAK_BYTES", least)
+        footer = read_footer(len(data), lambda start, length: data[start : start + length])
+        assert isinstance(footer, Footer)
+        return footer.breaks
+
+    assert find_breaks(1) == tuple(range(6_000, 60_000, 6_000))
+    assert find_breaks(part["size"] // 4) == (18_000, 36_000, 54_000)
+    assert find_breaks(part["size"]) == ()
+
+
+def test_an_object_without_a_footer_is_corrupt(
+    planned: tuple[S3Store, JsonObject, pa.Table],
+) -> None:
+    """It had one when it was planned, and keeps its ETag in no real store; a disk may be damaged."""
+    store, part, _ = planned
+    store.put(KEY, b"PAR1" + bytes(part["size"] - 4))
+    head = store.stat(KEY)
+    assert head is not None
+    damaged = {**part, "etag": head.etag, "row_end": 6_000, "breaks": [6_000]}
+    with pytest.raises(CorruptObjectsError):
+        read_rows(damaged, store)
+
+
 def test_batches_fetch_each_range_once(
     planned: tuple[S3Store, JsonObject, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,3 +179,35 @@ def test_a_replaced_object_is_never_read_in_part(
     store.put(KEY, store.get(KEY).data + b"x")
     with pytest.raises(PreconditionFailedError):
         read_rows(part, store)
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_text_is_decoded_in_ranges(
+    minio_environment: RealMinio, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """It is found, and read as it was found; one that is replaced meanwhile is not."""
+    monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
+    monkeypatch.setattr(byte_streams, "READ_BYTES", 10_000)
+    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", 10_000)
+    store, key = S3Store(minio_environment.settings()), f"inbox/a/{ending}large.json{ending}"
+    source = spec_of({"a": {"format": "json"}}).sources["a"]
+    times = [f"2026-01-01T00:{n // 60:02}:{n % 60:02}Z" for n in range(3_000)]
+    lines = "".join(f'{{"t": "{time}", "n": {n}, "o": 0}}\n' for n, time in enumerate(times))
+    store.put(key, gzip.compress(lines.encode()) if ending else lines.encode())
+    info = store.stat(key)
+    assert info is not None
+    fetched = count_fetched(monkeypatch)
+    (unit,) = divide_objects(source, [FoundObject(key, store.uri(key), info.size)])
+    (found,) = describe_unit(unit).found
+    assert isinstance(found, InspectedObject)
+    assert isinstance(found.content, Footer)
+    assert (found.etag, found.content.rows) == (info.etag, 3_000)
+    part = {"key": key, "etag": info.etag, "size": info.size, "ordinal": 0, "rows": 3_000}
+    part |= {"row_start": 1_000, "row_end": 3_000, "columns": found.content.columns}
+    own = open_part(0, part, store.uri(key), source)
+    assert read_parts(own.columns, [(0, own)], source)["n"].to_pylist() == [*range(1_000, 3_000)]
+    assert max(fetched) <= 10_000
+    assert sum(fetched) == 2 * info.size
+    store.put(key, b"{}")
+    with pytest.raises(PreconditionFailedError):
+        open_part(0, part, store.uri(key), source)

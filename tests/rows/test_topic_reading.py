@@ -25,7 +25,7 @@ from tests.rows.topic_inputs import (
 )
 from tests.rows.units import order_of
 from tests.servers.kafka_in_process import KafkaInProcess
-from tests.spark.agreement import spec_of
+from tests.spark.agreement import divide_finely, spec_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, TransientError
 from tidegate.jobs.rows import topic_reading
@@ -61,7 +61,7 @@ def read_cut(
 ) -> UnitAnswer:
     """What a task answers, as Spark sends it."""
     store = LocalStore(folder)
-    (unit,) = divide_cut(plan_cut(spec, bounds), {}, store)
+    (unit,) = divide_cut(spec, plan_cut(spec, bounds), {}, store)
     for name, value in build_settings_variables(spec, with_secrets=True).items():
         monkeypatch.setenv(name, value)
     order = replace(order_of(remove_settings(spec), store), schemas=read_schemas(spec))
@@ -90,6 +90,24 @@ def test_a_task_reads_the_planned_offsets(
     assert [(p.index, str(p.survey.member), p.survey.rows) for p in answer.slices] == [
         (0, "a/0", 7),
         (2, "a/2", 2),
+    ]
+
+
+def test_several_tasks_share_a_range(
+    broker: KafkaInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each offset is read once, at its own position."""
+    divide_finely(monkeypatch)
+    broker.send("t", 0, [message(n) for n in range(10)])
+    spec, store = topic_spec(broker.servers, events={}), LocalStore(tmp_path)
+    for name, value in build_settings_variables(spec, with_secrets=True).items():
+        monkeypatch.setenv(name, value)
+    units = divide_cut(spec, plan_cut(spec, {0: (2, 10)}), {}, store)
+    assert len(units) > 3
+    order = order_of(remove_settings(spec), store)
+    kept = [read_unit(order, unit).kept for unit in units]
+    assert [seq for rows in kept if rows is not None for seq in rows["_seq"].to_pylist()] == [
+        *range(2, 10)
     ]
 
 

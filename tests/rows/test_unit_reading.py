@@ -56,7 +56,7 @@ def answer_of(folder: Path, frontier: int, *seconds: int, **window: Any) -> Unit
     store = LocalStore(folder)
     spec = spec_of({"a": {}}, windows={"w": {**WINDOW, **window}}, **OFF)
     cut = Cut((slice_of(store, Member("a"), rows_at(*seconds)),))
-    (unit,) = divide_cut(cut, {}, store)
+    (unit,) = divide_cut(spec, cut, {}, store)
     order = order_of(spec, store, frontier)
     # As Spark sends them.
     reading = pickle.loads(pickle.dumps(read_unit(*pickle.loads(pickle.dumps((order, unit))))))
@@ -73,15 +73,16 @@ def test_small_slices_share_a_unit_and_large_ones_have_their_own(
     """In the order of the cut; a slice without rows is in none."""
     store = LocalStore(tmp_path)
     counts = {"a": 1, "b": 0, "c": 2, "d": 3}
+    spec = spec_of({name: {} for name in counts}, windows={"w": WINDOW}, **OFF)
     cut = Cut(tuple(slice_of(store, Member(n), rows_at(*range(c))) for n, c in counts.items()))
-    assert [unit.indexes for unit in divide_cut(cut, {}, store)] == [(0, 2, 3)]
+    assert [unit.indexes for unit in divide_cut(spec, cut, {}, store)] == [(0, 2, 3)]
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 540_000)
-    assert [unit.indexes for unit in divide_cut(cut, {}, store)] == [(0, 2), (3,)]
+    assert [unit.indexes for unit in divide_cut(spec, cut, {}, store)] == [(0, 2), (3,)]
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1)
-    units = divide_cut(cut, {"clock": 5, "members": {"a/0": {"x": 1}, "e/0": {}}}, store)
+    units = divide_cut(spec, cut, {"clock": 5, "members": {"a/0": {"x": 1}, "e/0": {}}}, store)
     assert [unit.indexes for unit in units] == [(0,), (2,), (3,)]
     assert units[0].state == {"clock": 5, "members": {"a/0": {"x": 1}}}
-    assert divide_cut(Cut(()), {}, store) == []
+    assert divide_cut(spec, Cut(()), {}, store) == []
 
 
 def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_rows_that_are_evaluated_between_two_tasks_give_the_same(tmp_path: Path)
     spec = spec_of(sources, windows={"w": WINDOW}, release={"mode": "commit"})
     rows = [{**row, "n": n} for n, row in enumerate([*rows_at(1, 40, 2, 30), {"t": None}])]
     cut = Cut(tuple(slice_of(store, Member(name), rows) for name in sources))
-    (unit,) = divide_cut(cut, {}, store)
+    (unit,) = divide_cut(spec, cut, {}, store)
     order = order_of(spec, store, 5 * SECOND)
     whole = read_unit(order, unit)
     tables, read = [], 0
@@ -164,7 +165,7 @@ def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) 
     )
     values = [(1, 1, 0.1), (1, 0, 0.1), (None, 1, 0.1), (1, 5, 0.1), (1, 1, 0.5), (1, 2, 0.1)]
     rows = [{"t": t and t * SECOND, "k": "x", "n": n, "v": v} for t, n, v in values]
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows),)), {}, store)
     answer = read_unit(order_of(spec, store), unit).answer
     if on_bad == "fail":
         assert 'row 2 of inbox/a/0.parquet: no_event_time (t): {"k":"x","n":1,"v":0.1}' in str(
@@ -193,7 +194,7 @@ def test_a_damaged_object_is_an_answer(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
     damaged = slice_of(store, Member("a"), rows_at(1))
-    (unit,) = divide_cut(Cut((damaged,)), {}, store)
+    (unit,) = divide_cut(spec, Cut((damaged,)), {}, store)
     (tmp_path / damaged.parts[0]["key"]).write_bytes(b"PAR1 no more PAR1")
     answer = read_unit(order_of(spec, store), unit).answer
     assert answer.corrupt == (damaged.parts[0]["key"],)
@@ -263,7 +264,7 @@ def test_many_partial_aggregates_go_by_way_of_the_store(tmp_path: Path) -> None:
     """Spark bounds what tasks send."""
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {}}, windows={"w": WINDOW}, **OFF)
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
     order = order_of(spec, store)
     sent = read_unit(order, unit).answer
     answer = read_unit(replace(order, sent_bytes=1), unit).answer
@@ -277,5 +278,5 @@ def test_casts_that_are_not_proven_are_evaluated_by_spark_sql(tmp_path: Path) ->
     """The plan knows the types of the objects; the tasks do the rest."""
     store = LocalStore(tmp_path)
     spec = spec_of({"a": {"schema": {"t": "timestamp", "v": "float"}}}, windows={}, **OFF)
-    units = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
+    units = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(1)),)), {}, store)
     assert explain_spark_expressions(spec, units) == "column v is double, declared float"

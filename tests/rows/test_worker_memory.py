@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -32,7 +34,7 @@ def test_a_worker_without_memory_names_its_slice(
     """It is a refusal: neither a failed task nor rows that Spark SQL shall compute."""
     monkeypatch.setattr(worker_memory, "_memory", WorkerMemory(1 << 20, counts_shared=True))
     store, spec = LocalStore(tmp_path), spec_of({"a": {}}, windows={"w": WINDOW})
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1, 2)),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(1, 2)),)), {}, store)
     answer = read_unit(order_of(spec, store), unit).answer
     assert isinstance(answer.error, PoisonError)
     assert (answer.error.code, answer.left) == ("rows.no_memory", None)
@@ -133,7 +135,7 @@ def test_memory_that_is_short_is_no_fault_of_an_object(
 ) -> None:
     """A dead letter would take its rows away."""
     store, spec = LocalStore(tmp_path), spec_of({"a": {}}, windows={"w": WINDOW})
-    (unit,) = divide_cut(Cut((slice_of(store, Member("a"), rows_at(1, 2)),)), {}, store)
+    (unit,) = divide_cut(spec, Cut((slice_of(store, Member("a"), rows_at(1, 2)),)), {}, store)
 
     def fail(*_: object, **__: object) -> None:
         raise pa.ArrowMemoryError("malloc of size 64 failed")
@@ -144,8 +146,10 @@ def test_memory_that_is_short_is_no_fault_of_an_object(
     assert answer.error is not None
     assert answer.error.code == "rows.no_memory"
 
-    def run_out(*_: object) -> pa.Table:
+    def run_out(*_: object) -> Iterator[pa.Table]:
         raise duckdb.OutOfMemoryException("63.6 MiB/64.0 MiB used")
 
     with pytest.raises(duckdb.OutOfMemoryException):
-        object_decoding._decode_object("a.json", b"{}", spec.sources["a"], run_out)
+        list(
+            object_decoding._decode_object("a.json", io.BytesIO(b"{}"), spec.sources["a"], run_out)
+        )

@@ -98,8 +98,8 @@ def run_program(mode: str, master: str, store: str, copy: Path, event_log: Path)
     elif mode == "collect":
         half = OBJECTS // 2  # Spark bounds the results of one job: two stay below it
         kept = [
-            _read_in_tasks(session, store, [[key] for key in part], keep=True)
-            for part in (keys[:half], keys[half:])
+            _read_in_tasks(session, store, [[key] for key in part], slot, keep=True)
+            for slot, part in enumerate((keys[:half], keys[half:]), 1)
         ]
         tasks = [task for part in kept for task in part]
     else:
@@ -114,7 +114,7 @@ def run_program(mode: str, master: str, store: str, copy: Path, event_log: Path)
 
 
 def _read_in_tasks(
-    session: Any, store: str, parts: Sequence[Sequence[str]], *, keep: bool = False
+    session: Any, store: str, parts: Sequence[Sequence[str]], slot: int = 1, *, keep: bool = False
 ) -> list[dict[str, Any]]:
     """Read each part in a task and report; with `keep` the rows come to the driver as well."""
 
@@ -131,7 +131,7 @@ def _read_in_tasks(
         yield _report(number, rows, size, begun), kept
 
     found = session.sparkContext.parallelize(parts, len(parts)).mapPartitionsWithIndex(read)
-    return _log_tasks([report for report, _ in found.collect()])
+    return _log_tasks([report for report, _ in found.collect()], slot)
 
 
 def _ship_rows(session: Any, copy: Path) -> list[dict[str, Any]]:
@@ -160,8 +160,9 @@ def _report(number: int, rows: int, size: int, begun: float) -> dict[str, Any]:
     return {"task": number, "rows": rows, "bytes": size, **own}
 
 
-def _log_tasks(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    _log.info("tasks_finished", job="read", slot=1, tasks=tasks)
+def _log_tasks(tasks: list[dict[str, Any]], slot: int = 1) -> list[dict[str, Any]]:
+    # Of the jobs of one slot the last counts, because an epoch may be read again.
+    _log.info("tasks_finished", job="read", slot=slot, tasks=tasks)
     return tasks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.rows_on_spark.evidence import Evidence
-from tests.rows_on_spark.processes import UNKNOWN, sum_cpu
+from tests.rows_on_spark.processes import UNKNOWN, sum_unseen
 from tests.rows_on_spark.requests import RESULT_BOUND, classify_request, name_folder
 
 UNIT_BYTES: Final = 4 << 20
@@ -102,10 +102,9 @@ def check_time(found: Evidence) -> list[str]:
     wrong = [
         f"unknown process {one.pid} used {one.cpu:.2f} s: {one.command[:70]}"
         for one in found.members
-        if one.kind == UNKNOWN and one.cpu > 0  # without time it is a fork before its exec
+        if one.kind == UNKNOWN and one.cpu > 0 and not one.is_short_copy
     ]
-    # Workers of a cluster are no children of the driver, so this can only be too small.
-    unseen = found.waited_cpu - sum(sum_cpu(found.members).values())
+    unseen = sum_unseen(found.members)
     if unseen > UNSEEN_SECONDS:
         wrong.append(f"{unseen:.1f} s of processor time are of processes that were not seen")
     return wrong

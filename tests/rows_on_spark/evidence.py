@@ -80,9 +80,9 @@ class Evidence:
     members: list[Seen]
     driver_log: list[dict[str, Any]]
     spark: SparkLog
-    waited_cpu: float = 0.0
-    """Processor time of the driver and of all processes below it, as the kernel has it."""
     exit_code: int = 0
+    tables: dict[str, int] = field(default_factory=dict)
+    """Rows of each output table, as its readers have them."""
 
     def list_events(self, name: str) -> list[dict[str, Any]]:
         """The driver's events of this name."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import fastavro
 import pyarrow.parquet as pq
+from pyarrow import orc
 from ruamel.yaml import YAML
 
 from tests.bench.generate import generate
@@ -23,10 +28,23 @@ from tests.rows_on_spark.rights import grant_rights
 from tests.rows_on_spark.stage import Stage, build_spark_settings
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import FlightsFeed
-from tidegate.jobs.spec.loader import parse_spec
+from tidegate.jobs.spec.loader import parse_spec, read_spec_text
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = 800_000  # objects of 100,000 rows are above the size from which a footer may be read
+FORMATS: Final = {"s0": "csv.gz", "s1": "avro", "s2": "orc", "s3": "json.gz"}
+AVRO: Final = {
+    "type": "record",
+    "name": "row",
+    "fields": [
+        {"name": "source", "type": "int"},
+        {"name": "seq", "type": "long"},
+        {"name": "event_time", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "key", "type": ["null", "int"]},
+        {"name": "value", "type": "double"},
+    ],
+}
 Fields = dict[str, Any]
 Fill = Callable[[Store, Path], None]
 
@@ -39,11 +57,13 @@ class Pipeline:
         name: for the table and for ARGS.
         fields: its spec, without Spark's master.
         fill: writes its input.
+        options: further ones of the driver.
     """
 
     name: str
     fields: Fields
     fill: Fill
+    options: tuple[str, ...] = ()
 
 
 def upload_folder(store: Store, folder: Path) -> None:
@@ -56,6 +76,35 @@ def upload_folder(store: Store, folder: Path) -> None:
 def fill_generated(store: Store, folder: Path, rows: int, files: int) -> None:
     """The rows of the benches."""
     generate(folder / "inbox", rows, files)
+    upload_folder(store, folder)
+
+
+def fill_formats(store: Store, folder: Path, rows: int) -> None:
+    """The rows of the benches, each source in a format of its own, and a row that is dead."""
+    generate(folder / "parquet", rows, 2)
+    for path in sorted((folder / "parquet").rglob("*.parquet")):
+        table = pq.read_table(path)
+        source = path.parent.name
+        place = folder / "inbox" / source / f"{path.stem}.{FORMATS[source]}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source == "s2":
+            orc.write_table(table, place)
+        elif source == "s1":
+            with place.open("wb") as out:
+                fastavro.writer(out, AVRO, table.to_pylist())
+        else:
+            lines = [{**row, "event_time": str(row["event_time"])} for row in table.to_pylist()]
+            lines[0]["key"] = "no key"
+            with gzip.open(place, "wt") as text:
+                if source == "s0":
+                    writer = csv.DictWriter(text, lines[0], quoting=csv.QUOTE_ALL)
+                    writer.writeheader()
+                    writer.writerows(lines)
+                else:
+                    text.writelines(f"{json.dumps(line)}\n" for line in lines)
+    for source in FORMATS:
+        (folder / "inbox" / source / "_DONE").touch()
+    shutil.rmtree(folder / "parquet")
     upload_folder(store, folder)
 
 
@@ -132,6 +181,9 @@ def list_pipelines() -> list[Pipeline]:
         source["edges"] = {"kind": "kind", "keys": ["key"]}
     for window in edges["windows"].values():
         window |= {"late_unit": "event", "aggregates": {"n": "count(*)", "top": "max(abs(value))"}}
+    formats = build_default_fields("formats")
+    for name, source in formats["sources"].items():
+        source["format"] = FORMATS[name].partition(".")[0]
     kept = build_default_fields("kept")
     for window in kept["windows"].values():
         window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
@@ -156,13 +208,49 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("sinks", sinks, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("only-spark", only_spark, many),
         Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
+        Pipeline("formats", formats, partial(fill_formats, rows=40_000)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
     ]
 
 
-def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], StorePlace]:
-    """Write input and spec of a pipeline; the command of its driver, and its place."""
+def read_pipeline(spec: Path, folder: Path) -> Pipeline:
+    """A spec that is not in the repository, with its input.
+
+    Its sources get an end: `bounded`, and the marker where the folder has none. The files of a table
+    have no end, so there the driver ends when it finds nothing more.
+
+    Args:
+        spec: the YAML file; its sources are folders of objects in the store.
+        folder: holds each file where the spec has it in the store.
+    """
+    fields: Fields = read_spec_text(spec).merged
+    places: list[str] = []
+    options: tuple[str, ...] = ()
+    for name, source in fields["sources"].items():
+        path = str(source.get("path", ""))
+        if source.get("kind") == "kafka" or "://" in path or not (folder / path).is_dir():
+            raise ValueError(f"source {name}: its path has to be a folder below {folder}")
+        if "table" in source:
+            options = ("--until-idle", "15")
+            continue
+        source["bounded"] = True
+        places.append(f"{path.rstrip('/')}/_DONE")
+
+    def fill(store: Store, _folder: Path) -> None:
+        """Upload the files, then the markers."""
+        upload_folder(store, folder)
+        for place in places:
+            if not (folder / place).exists():
+                store.put(place, b"")
+
+    return Pipeline(fields["name"], fields, fill, options)
+
+
+def prepare(
+    pipeline: Pipeline, stage: Stage, prefix: str
+) -> tuple[PipelineSpec, list[str], StorePlace]:
+    """Write input and spec of a pipeline; the spec, the command of its driver, and its place."""
     spark = {**pipeline.fields.get("spark", {}), "master": stage.master, "driver_memory": "1g"}
     spark["conf"] = {**spark.get("conf", {}), **build_spark_settings(stage.event_log)}
     text = json.dumps({**pipeline.fields, "spark": spark})  # JSON is YAML
@@ -178,4 +266,5 @@ def prepare(pipeline: Pipeline, stage: Stage, prefix: str) -> tuple[list[str], S
         grant_rights(stage.minio, stage.driver_keys, stage.executor_keys, spec, prefix)
     store.close()
     place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))
-    return [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url], place
+    command = [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url]
+    return spec, [*command, *pipeline.options], place

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,12 @@ RUN_MARK: Final = "TIDEGATE_ROWS_ON_SPARK_RUN"
 """Variable of the environment that all processes of a run inherit."""
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 UNKNOWN: Final = "unknown"
+COPY_SECONDS: Final = 0.1
+"""A process that has used less, and is not known, may be a fork before its exec."""
+_STARTED_BY_SPARK: Final = frozenset({"launcher", "daemon", "task"})
+"""What starts only processes of the same kinds."""
+_LASTING: Final = frozenset({"launcher", "jvm", "daemon"})
+"""Kinds of processes that work until their end, so also between two looks."""
 _PYTHON_OF_SPARK = re.compile(r"pyspark[./](daemon|worker)")
 _LAUNCHER = re.compile(
     r"org\.apache\.spark\.launcher\.Main|/bin/(spark-class|spark-submit|load-spark-env|find-spark-home)"
@@ -36,6 +44,19 @@ class Seen:
     """Seconds of processor time, its ended children left out."""
     command: str
     kind: str = UNKNOWN
+    waited: float = 0.0
+    """Seconds of processor time of the ended children for which it has waited, and of theirs."""
+    last_look: float = 0.0
+    """When it was last seen, in seconds of the monotonic clock."""
+    missed: float | None = None
+    """When it was first missing; None if it was there at the last look at the family."""
+    is_copy: bool = False
+    """It has no command, or that of its parent: a fork before its exec, or a zombie."""
+
+    @property
+    def is_short_copy(self) -> bool:
+        """Whether it ended before it could be known, with the time that a fork and an exec take."""
+        return self.kind == UNKNOWN and self.is_copy and self.cpu < COPY_SECONDS
 
 
 class ProcTable:
@@ -59,7 +80,9 @@ class ProcTable:
             return None
         fields = stat.rpartition(")")[2].split()
         cpu = (int(fields[11]) + int(fields[12])) / TICKS
-        return Seen(pid, int(fields[1]), int(fields[19]), cpu, self.read_command(pid))
+        waited = (int(fields[13]) + int(fields[14])) / TICKS
+        command = self.read_command(pid)
+        return Seen(pid, int(fields[1]), int(fields[19]), cpu, command, waited=waited)
 
     def read_command(self, pid: int) -> str:
         """Its command line."""
@@ -119,28 +142,31 @@ class Family:
     def refresh(self) -> None:
         """Look at all processes of the run again."""
         with self._lock:
+            now = time.monotonic()
             alive = set(self._table.list_pids())
             for pid in self._seen.keys() - alive:
-                self._ended.append(self._seen.pop(pid))
+                self._ended.append(replace(self._seen.pop(pid), missed=now))
             self._strangers &= alive
-            for pid in sorted(alive - self._strangers):
-                self._look_at(pid)
+            found = filter(None, map(self._table.read_process, alive - self._strangers))
+            # The oldest first: pids begin again at 1, so a child can have a smaller one.
+            for process in sorted(found, key=lambda one: (one.started, one.pid)):
+                self._note(replace(process, last_look=now))
 
-    def _look_at(self, pid: int) -> None:
-        found = self._table.read_process(pid)
-        if found is None:
+    def _note(self, found: Seen) -> None:
+        before = self._seen.get(found.pid)
+        if before is None and not self._belongs(found):
+            # A child of ours has our environment until its exec, so it may belong to the run.
+            if found.parent != os.getpid():
+                self._strangers.add(found.pid)
             return
-        if pid not in self._seen and not self._belongs(found):
-            self._strangers.add(pid)
-            return
-        # A zombie has no command any more; what it was is known.
-        before = self._seen.get(pid)
-        if not found.command and before is not None:
-            found = replace(found, command=before.command, kind=before.kind)
-            self._seen[pid] = found
-            return
-        self._seen[pid] = found
-        self._seen[pid] = replace(found, kind=self._identify(found))
+        if before is not None:  # an orphan gets another parent, and a zombie loses its command
+            found = replace(found, parent=before.parent, command=found.command or before.command)
+            if found.command == before.command and before.kind != UNKNOWN:
+                self._seen[found.pid] = replace(found, kind=before.kind)
+                return
+        above = self._seen.get(found.parent)
+        is_copy = not found.command or (above is not None and found.command == above.command)
+        self._seen[found.pid] = replace(found, kind=self._identify(found), is_copy=is_copy)
 
     def _belongs(self, process: Seen) -> bool:
         if process.pid == self.driver or process.parent in self._seen:
@@ -170,6 +196,8 @@ class Family:
         # The scripts that start Spark run small tools of the shell.
         if above_kind == "launcher" and not program.startswith("python"):
             return "launcher"
+        if above_kind == "daemon" and not command:  # a worker that was seen only after its end
+            return "task"
         return UNKNOWN
 
     def find_owner(self, port: int, listening: int) -> Seen | None:
@@ -193,12 +221,51 @@ class Family:
             return [*self._ended, *self._seen.values()]
 
 
-def sum_cpu(members: list[Seen]) -> dict[str, float]:
-    """Processor time by kind of process."""
-    total: dict[str, float] = defaultdict(float)
-    for one in members:
-        total[one.kind] += one.cpu
-    return dict(total)
+def sum_unseen(members: list[Seen]) -> float:
+    """Return the processor time below the driver that no process of `members` can have used.
+
+    The kernel adds the time of a process to its parent when the parent has waited for it, so the
+    driver's total is exact. Between two looks processes end, and others begin and end. What these
+    have used is neither more than the time between the looks on all processors, nor hidden where
+    only Spark starts processes.
+    """
+    below = _list_below(members)
+    total = sum(one.cpu + one.waited for one in below if one.kind == "driver")
+    seen = sum(one.cpu for one in below if not one.is_short_copy)
+    of_ended: dict[int, float] = defaultdict(float)
+    for one in below:
+        if one.missed is not None:
+            of_ended[one.parent] += one.cpu + one.waited
+    of_spark = sum(
+        max(one.waited - of_ended[one.pid], 0.0) for one in below if one.kind in _STARTED_BY_SPARK
+    )
+    between = _measure_union(
+        (one.last_look, one.missed)
+        for one in below
+        if one.missed is not None and one.kind in _LASTING
+    )
+    copies = sum(one.cpu for one in members if one.is_short_copy and one not in below)
+    return copies + max(total - seen - of_spark - between * (os.cpu_count() or 1), 0.0)
+
+
+def _list_below(members: list[Seen]) -> list[Seen]:
+    """The driver and all processes below it."""
+    pids = {one.pid for one in members if one.kind == "driver"}
+    found = []
+    for one in sorted(members, key=lambda one: (one.started, one.pid)):
+        if one.pid in pids or one.parent in pids:
+            pids.add(one.pid)
+            found.append(one)
+    return found
+
+
+def _measure_union(spans: Iterable[tuple[float, float]]) -> float:
+    """The length of what the spans cover together."""
+    total, end = 0.0, float("-inf")
+    for first, last in sorted(spans):
+        total += max(last - max(first, end), 0.0)
+        end = max(end, last)
+    return total
 
 
 class Watch:

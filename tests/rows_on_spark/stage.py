@@ -58,26 +58,23 @@ class Stage:
                 command, stdout=out, stderr=out, env=build_driver_environment(self.driver_keys)
             )
             self.family.driver = child.pid
-            waited = _wait_for(child)
+            _wait_for(child)
+            self.family.refresh()  # with the time of all that it has waited for, before it is gone
+            child.wait()
         return Evidence(
             place=place,
             requests=self.proxy.requests,  # complete when the stage has closed
             members=self.family.list_members(),
             driver_log=read_driver_log(log.read_text(errors="replace")),
             spark=read_event_logs(self.event_log) if self.event_log.exists() else SparkLog(),
-            waited_cpu=waited,
             exit_code=child.returncode,
         )
 
 
-def _wait_for(child: subprocess.Popen[bytes]) -> float:
-    """Wait, and return the processor time of a child and of all that it has waited for."""
+def _wait_for(child: subprocess.Popen[bytes]) -> None:
+    """Wait until a child has ended, and leave it as a zombie."""
     deadline = time.monotonic() + PATIENCE
-    while True:
-        pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-        if pid:
-            child.returncode = os.waitstatus_to_exitcode(status)
-            return usage.ru_utime + usage.ru_stime
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         if time.monotonic() > deadline:
             child.kill()
         time.sleep(0.05)

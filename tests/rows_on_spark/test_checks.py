@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def fetch(pid: int, kind: str, size: int = MEGABYTE) -> Request:
 def make_evidence() -> Evidence:
     """An honest run: one epoch, two tasks."""
     members = [
-        Seen(10, 1, 1, 1.0, "driver", "driver"),
+        Seen(10, 1, 1, 1.0, "driver", "driver", waited=4.0),
         Seen(20, 10, 2, 1.0, "java", "jvm"),
         Seen(30, 20, 3, 1.0, "daemon", "daemon"),
         Seen(40, 30, 4, 1.0, "daemon", "task"),
@@ -44,7 +45,7 @@ def make_evidence() -> Evidence:
     spark = SparkLog(settings, [TaskResult(0, 5.0, 1000), TaskResult(0, 5.0, 1000)])
     place = StorePlace("bucket", "here", "p", frozenset({"w"}))
     requests = [fetch(40, "task"), fetch(41, "task")]
-    return Evidence(place, requests, members, log, spark, waited_cpu=5.0)
+    return Evidence(place, requests, members, log, spark)
 
 
 def list_failed(found: Evidence) -> list[str]:
@@ -152,18 +153,45 @@ def test_results_need_the_setting() -> None:
 
 
 def test_time_finds_the_unknown_process() -> None:
-    """One that used no time is a fork before its exec."""
+    """One that used no time, or little with the command of its parent, is a fork before its exec."""
     found = make_evidence()
     found.members.append(Seen(60, 10, 6, 0.0, "python", "unknown"))
+    found.members.append(Seen(62, 10, 6, 0.05, "driver", "unknown", is_copy=True))
     assert list_failed(found) == []
     found.members.append(Seen(61, 10, 6, 0.5, "python side.py", "unknown"))
     assert list_failed(found) == ["time"]
 
 
+def make_late_evidence(pid: int, **own: Any) -> Evidence:
+    """The driver has waited for four seconds more than was seen, and one process is as given."""
+    found = make_evidence()
+    found.members[0] = replace(found.members[0], waited=8.0)
+    place = [one.pid for one in found.members].index(pid)
+    found.members[place] = replace(found.members[place], **own)
+    return found
+
+
 def test_time_finds_what_was_not_seen() -> None:
     """Processor time of processes that began and ended between two looks."""
+    assert list_failed(make_late_evidence(10)) == ["time"]
+
+
+def test_time_of_the_jvm_after_the_last_look_is_known() -> None:
+    """On a busy machine looks are seconds apart, and the JVM works until it ends."""
+    late = make_late_evidence(20, last_look=50.0, missed=54.0)
+    assert list_failed(late) == []
+    assert list_failed(make_late_evidence(20, last_look=50.0, missed=50.1)) == ["time"]
+
+
+def test_workers_that_were_not_seen_are_known_by_their_daemon() -> None:
+    """Only Spark forks below its daemon, which has waited for them."""
+    assert list_failed(make_late_evidence(30, waited=4.0)) == []
+
+
+def test_many_short_copies_are_found() -> None:
+    """Each is below what a fork may use, all of them are not; also those of a detached parent."""
     found = make_evidence()
-    found.waited_cpu = 9.0
+    found.members += [Seen(60 + one, 1, 6, 0.09, "", "unknown", is_copy=True) for one in range(30)]
     assert list_failed(found) == ["time"]
 
 

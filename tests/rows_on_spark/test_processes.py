@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.rows_on_spark.processes import RUN_MARK, TICKS, Family, ProcTable, sum_cpu
+from tests.rows_on_spark.processes import RUN_MARK, TICKS, Family, ProcTable, sum_unseen
 
 JVM = "/usr/bin/java -cp x org.apache.spark.deploy.SparkSubmit pyspark-shell"
 EXECUTOR = "/usr/bin/java org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -21,15 +22,24 @@ class FakeProc:
         (root / "net").mkdir(parents=True)
 
     def add(
-        self, pid: int, parent: int, command: str, *, mark: str = "", seconds: float = 1.0
+        self,
+        pid: int,
+        parent: int,
+        command: str,
+        *,
+        mark: str = "",
+        seconds: float = 1.0,
+        waited: float = 0.0,
+        age: int = 0,
     ) -> None:
-        """A process; a greater pid is younger."""
+        """A process; without an age, a greater pid is younger."""
         folder = self.root / str(pid)
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         ticks = int(seconds * TICKS)
-        fields = ["S", parent, *[0] * 9, ticks, 0, *[0] * 6, pid * 10]
+        times = [ticks, 0, int(waited * TICKS), 0]
+        fields = ["S", parent, *[0] * 9, *times, *[0] * 4, age or pid * 10]
         (folder / "stat").write_text(f"{pid} (a (b) c) {' '.join(map(str, fields))}")
-        (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+        (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode())
         (folder / "environ").write_bytes(f"A=1\0{RUN_MARK}={mark}\0".encode())
 
     def connect(self, port: int, listening: int, inode: int, *pids: int) -> None:
@@ -116,13 +126,56 @@ def test_a_fork_is_named_after_its_exec(proc: FakeProc) -> None:
     assert list_kinds(family)[300] == "jvm"
 
 
+def test_a_child_of_ours_is_no_stranger_before_its_exec(proc: FakeProc) -> None:
+    """Until then it has our environment, without the mark."""
+    family = open_family(proc)
+    proc.add(300, os.getpid(), "python3 -m tests.rows_on_spark")
+    family.refresh()
+    proc.add(300, os.getpid(), "/usr/bin/java org.apache.spark.deploy.master.Master", mark="m")
+    family.refresh()
+    assert list_kinds(family)[300] == "cluster"
+
+
+def test_a_parent_is_known_before_its_child(proc: FakeProc) -> None:
+    """Although the numbers of processes have begun again between the two."""
+    family = open_family(proc)
+    proc.add(300, 201, DAEMON, age=3000)
+    proc.add(60, 300, DAEMON, age=3001)
+    family.refresh()
+    assert [list_kinds(family)[pid] for pid in (300, 60)] == ["daemon", "task"]
+
+
+def test_an_orphan_stays_what_it_was(proc: FakeProc) -> None:
+    """The JVM has ended, and its daemon and workers have not noticed yet."""
+    family = open_family(proc)
+    proc.end(101)
+    proc.add(102, 1, DAEMON, mark="m")
+    family.refresh()
+    kinds = list_kinds(family)
+    assert [kinds[pid] for pid in (101, 102, 103)] == ["jvm", "daemon", "task"]
+
+
+def test_a_worker_that_has_ended_is_known_by_its_daemon(proc: FakeProc) -> None:
+    """A zombie has no command; below the driver it is not known."""
+    proc.add(300, 102, "")
+    proc.add(301, 100, "")
+    kinds = list_kinds(open_family(proc))
+    assert [kinds[pid] for pid in (300, 301)] == ["task", "unknown"]
+
+
+def test_only_what_is_below_the_driver_is_subtracted_from_its_time(proc: FakeProc) -> None:
+    """The workers of a cluster do not hide what the driver has started."""
+    proc.add(100, 1, "python3 -m tidegate.jobs.driver", mark="m", waited=5.0)
+    assert sum_unseen(open_family(proc).list_members()) == pytest.approx(2.0)
+
+
 def test_what_has_ended_is_remembered(proc: FakeProc) -> None:
     """With its processor time."""
     family = open_family(proc)
     proc.end(103)
     family.refresh()
     assert list_kinds(family)[103] == "task"
-    assert sum_cpu(family.list_members())["task"] == pytest.approx(2.0)
+    assert sum(one.cpu for one in family.list_members() if one.kind == "task") == 2.0
 
 
 def test_the_youngest_holder_owns_a_socket(proc: FakeProc) -> None:

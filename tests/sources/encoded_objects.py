@@ -28,6 +28,7 @@ from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
+AVRO_SYNC = struct.pack(">QQ", 1, 2)
 TICK = int(START.timestamp() * 1_000_000)
 SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
 ROWS = [
@@ -104,7 +105,6 @@ def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
         + b"".join(text(k.encode()) + text(v) for k, v in meta.items())
         + number(0)
     )
-    sync = struct.pack(">QQ", 1, 2)
     body = b"".join(
         number(TICK + n * 1_000_000)
         + (number(1) + text(row["item"].encode()) if row["item"] else number(0))
@@ -114,9 +114,15 @@ def avro(rows: list[dict[str, Any]], *, codec: str = "null") -> bytes:
     if codec == "deflate":
         squeeze = zlib.compressobj(wbits=-15)
         body = squeeze.compress(body) + squeeze.flush()
+    if codec == "xz":
+        body = lzma.compress(body)
+    if codec == "bzip2":
+        body = bz2.compress(body)
+    if codec == "zstandard":
+        body = squeezed("zstd", body)
     if codec == "snappy":
         body = pa.compress(body, codec="snappy", asbytes=True) + struct.pack(">I", zlib.crc32(body))
-    return head + sync + number(len(rows)) + text(body) + sync
+    return head + AVRO_SYNC + number(len(rows)) + text(body) + AVRO_SYNC
 
 
 def parquet(**columns: Any) -> bytes:

@@ -36,8 +36,8 @@ from tests.sources.encoded_objects import (
 )
 
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.sources.avro import AvroError, read_avro_file
-from tidegate.jobs.sources.object_decoding import decode_to_parquet
+from tidegate.jobs.sources.avro import AvroError
+from tidegate.jobs.sources.object_decoding import decode_to_parquet, read_typed_object
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 
@@ -451,7 +451,7 @@ def test_no_damage_ends_the_reader(
         damaged[place] = byte
     out = tmp_path_factory.mktemp("damaged") / "out.parquet"
     found = decode_to_parquet(
-        f"inbox/a/{name}", bytes(damaged), spec(format=kind).sources["a"], out
+        f"inbox/a/{name}", io.BytesIO(damaged), spec(format=kind).sources["a"], out
     )
     assert (found is None) == out.exists()
     if found is None:
@@ -476,14 +476,17 @@ def test_avro_that_says_nothing(tmp_path: Path) -> None:
         )
         found = decode_to_parquet(
             "1.avro",
-            head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16,
+            io.BytesIO(head + b"s" * 16 + b"\x02\x02" + place + b"s" * 16),
             spec(format="avro").sources["a"],
             tmp_path / "o",
         )
         assert found is not None
         assert "an enum has no symbol" in found.detail
     found = decode_to_parquet(
-        "1.avro", b"Obj\x01\x00" + b"s" * 16, spec(format="avro").sources["a"], tmp_path / "o"
+        "1.avro",
+        io.BytesIO(b"Obj\x01\x00" + b"s" * 16),
+        spec(format="avro").sources["a"],
+        tmp_path / "o",
     )
     assert found is not None
     assert "the header has no schema" in found.detail
@@ -508,7 +511,7 @@ def test_avro_that_contains_itself() -> None:
     row: dict[str, Any] = {"item": None}
     for _ in range(3):
         row = {"item": row}
-    assert read_avro_file(container(NODE, [row]))["item"].to_pylist() == [
+    assert read_typed_object(container(NODE, [row]), "avro")["item"].to_pylist() == [
         '{"item":{"item":{"item":null}}}'
     ]
     shallow = container(NODE, [{"item": None}])
@@ -517,7 +520,7 @@ def test_avro_that_contains_itself() -> None:
     count = 100_000
     size = b"\xc2\x9a\x0c"  # 100,001 as Avro has it
     with pytest.raises(AvroError, match="RecursionError"):
-        read_avro_file(head + b"\x02" + size + b"\x02" * count + b"\x00" + sync)
+        read_typed_object(head + b"\x02" + size + b"\x02" * count + b"\x00" + sync, "avro")
 
 
 def test_avro_values_are_exact() -> None:
@@ -533,12 +536,12 @@ def test_avro_values_are_exact() -> None:
         ],
     }
     row = {"ns": 1_700_000_000_000_000_001, "far": 1 << 48, "price": b"\x01\x00"}
-    found = read_avro_file(container(schema, [row]))
+    found = read_typed_object(container(schema, [row]), "avro")
     assert found["ns"].cast(pa.int64()).to_pylist() == [row["ns"]]
     assert found["far"].cast(pa.int64()).to_pylist() == [row["far"]]
     assert found["price"].to_pylist() == [Decimal("2.56")]
     with pytest.raises(AvroError, match="ArrowInvalid"):
-        read_avro_file(container(schema, [{**row, "price": b"\x7f\xff\xff"}]))
+        read_typed_object(container(schema, [{**row, "price": b"\x7f\xff\xff"}]), "avro")
 
 
 @pytest.mark.parametrize("head", ["\ufeffitem,at,amount", '"item",at,amount', "\n\nitem,at,amount"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +31,7 @@ def test_an_inspected_object_is_described_as_its_copy(
         other[place] = byte
     source = spec(format=kind, evolution={"added": added}).sources["a"]
     out = tmp_path_factory.mktemp("copy") / "out.parquet"
-    bad = decode_to_parquet(f"inbox/a/{name}", bytes(other), source, out)
+    bad = decode_to_parquet(f"inbox/a/{name}", io.BytesIO(other), source, out)
     copy = out.read_bytes() if bad is None else b""
     wanted = bad or read_footer(len(copy), lambda start, length: copy[start : start + length])
-    assert describe_encoded_object(f"inbox/a/{name}", bytes(other), source) == wanted
+    assert describe_encoded_object(f"inbox/a/{name}", io.BytesIO(other), source) == wanted

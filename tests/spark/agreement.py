@@ -26,6 +26,7 @@ from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
     from tidegate.jobs.spark.mover import SparkMover
@@ -43,7 +44,19 @@ _ARROW = pa.schema(
     ]
 )
 
+ROW_GROUP = 1 << 20
+"""Rows of a row group of an object."""
+
 Row = dict[str, Any]
+
+
+def divide_finely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a task read at most one row group of two rows of a slice that can be divided."""
+    monkeypatch.setattr("tests.spark.agreement.ROW_GROUP", 2)
+    monkeypatch.setattr("tidegate.jobs.sources.object_inspection.BREAK_BYTES", 1)
+    for name in ("UNIT_BYTES", "_SHARE_BYTES"):
+        monkeypatch.setattr(f"tidegate.jobs.rows.cut_division.{name}", 1)
+    monkeypatch.setattr("tidegate.jobs.rows.cut_division._MOST_UNITS", 1 << 30)
 
 
 def spec_of(sources: dict[str, dict[str, Any]] | None = None, **more: Any) -> PipelineSpec:
@@ -112,7 +125,7 @@ class Pair:
         path = self.store.local_path(key)
         assert path is not None
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, **options)
+        pq.write_table(table, path, **{"row_group_size": ROW_GROUP, **options})
         found = self.store.stat(key)
         assert found is not None
         data = path.read_bytes()
@@ -125,6 +138,7 @@ class Pair:
             "size": found.size,
             "ordinal": ordinal,
             "rows": table.num_rows,
+            "breaks": list(footer.breaks),
         }
         self.waiting.setdefault(member, []).append(
             {**part, "row_start": 0, "row_end": table.num_rows, "columns": columns}

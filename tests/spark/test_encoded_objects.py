@@ -15,7 +15,7 @@ import pyarrow.orc as orc
 import pytest
 
 from tests.oracle.mover import OracleMover
-from tests.spark.agreement import COLUMNS, SECOND, Pair, rows_of, spec_of, table_of
+from tests.spark.agreement import COLUMNS, SECOND, Pair, divide_finely, rows_of, spec_of, table_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, join_seq
@@ -141,8 +141,11 @@ def test_tasks_decode_what_the_oracle_decodes(
 def test_tasks_write_events_of_objects_that_they_decode(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, mode: str
 ) -> None:
-    """Of rows that `where` keeps, late ones flagged; a line without a row is a dead letter."""
-    monkeypatch.setattr(cut_division, "UNIT_BYTES", 600_000)
+    """Of rows that `where` keeps, late ones flagged; a line without a row is a dead letter.
+
+    Where several objects are in a slice, each is read by a task.
+    """
+    divide_finely(monkeypatch)
     draw = random.Random(form)
     release = {"mode": mode, "on_late": "emit_flagged"}
     events = {"release": release, "outputs": {}}
@@ -151,6 +154,7 @@ def test_tasks_write_events_of_objects_that_they_decode(
     bad = {"csv": b"never,,x,1,0.5\n", "json": b"no object\n"}.get(form, b"")
     for epoch in range(4):
         rows = [row for row in rows_of(draw, 8 * epoch) if row["t"] > 0]
+        pair.put_object(ENCODERS[form](rows_at(8 * epoch)))
         pair.put_object(ENCODERS[form]([*rows, *rows_at(8 * epoch)]) + bad)
         pair.run(epoch * SECOND)
     for _ in range(3):

@@ -12,7 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
-from tests.spark.agreement import SECOND, Pair, difference, rows_of, same, spec_of, table_of
+from tests.spark.agreement import (
+    SECOND,
+    Pair,
+    difference,
+    divide_finely,
+    rows_of,
+    same,
+    spec_of,
+    table_of,
+)
 from tests.spark.cast_agreement import ODD_SCHEMA, list_odd_objects
 from tidegate.errors import PoisonError
 from tidegate.jobs.engine.arrow_tables import replace_column
@@ -131,8 +140,11 @@ def test_tasks_agree_with_the_oracle(
     monkeypatch.setattr(cut_division, "UNIT_BYTES", 1 if what == "rules" else 1_200_000)
     if what == "where":  # rows of units with several batches are sorted
         monkeypatch.setattr(expression_tasks, "divide_unit", lambda _, unit: [unit, unit])
-    marks = {"barriers": {"kind": "kind", "types": ["stop"]}}
+    marks: dict[str, Any] = {"barriers": {"kind": "kind", "types": ["stop"]}}
     sources = {"a": {**UNPROVEN.get(what, {}), **marks}, "b": {"lag": "2s", "max_jump": "30s"}}
+    if what == "rules":  # several units share a slice
+        divide_finely(monkeypatch)
+        sources["a"].pop("barriers")
     spec = spec_of(sources, windows=WINDOWS, name=f"p_{what}", barriers={"timeout": "5s"})
     pair = Pair(spec, session, tmp_path)
     run_to_end(pair, draw, 5)

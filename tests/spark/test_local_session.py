@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from tests.spark.agreement import SECOND, Pair, spec_of
+from tests.spark.agreement import SECOND, Pair, divide_finely, spec_of
 from tests.spark.edge_cases import run_case
 from tidegate.checkpoints.executor_keys import EXECUTOR_VARIABLES
 from tidegate.checkpoints.local_store import LocalStore
@@ -43,6 +43,7 @@ def row(second: int) -> dict[str, Any]:
     return {"t": second * SECOND, "kind": "data", "k": key, "n": second, "v": second / 2}
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["whole", "shared"])
 @pytest.mark.parametrize(
     ("release", "range_bytes", "most_cells"),
     [
@@ -55,11 +56,18 @@ def row(second: int) -> dict[str, Any]:
 def test_tasks_in_this_process_agree_with_the_oracle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    *,
     release: dict[str, Any],
     range_bytes: int,
     most_cells: int,
+    shared: bool,
 ) -> None:
-    """In order by one task or by ranges, with built events, as rows come, and in batches."""
+    """In order by one task or by ranges, with built events, as rows come, and in batches.
+
+    A task reads whole slices, or two rows.
+    """
+    if shared:
+        divide_finely(monkeypatch)
     monkeypatch.setattr(task_events, "RANGE_BYTES", range_bytes)
     monkeypatch.setattr(batch_reading, "MOST_CELLS", most_cells)
     rules = {"known": {"predicate": "n <> 31"}}
@@ -91,12 +99,14 @@ def test_keys_of_floats_agree_with_the_oracle(tmp_path: Path) -> None:
     assert keys == {"0.0", "0.1", "nan", "None"}
 
 
-@pytest.mark.parametrize("most_cells", [MOST_CELLS, 10])
+@pytest.mark.parametrize(("most_cells", "shared"), [(MOST_CELLS, False), (10, False), (10, True)])
 def test_edges_agree_with_the_oracle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_cells: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, most_cells: int, shared: bool
 ) -> None:
     """Tasks pair the edges of a batch, and the driver what is open with the first end."""
     monkeypatch.setattr(batch_reading, "MOST_CELLS", most_cells)
+    if shared:
+        divide_finely(monkeypatch)
     session: Any = LocalSession()
     run_case(session, tmp_path, seed=0, epochs=4)
 

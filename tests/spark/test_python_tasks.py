@@ -537,7 +537,7 @@ def test_tasks_read_a_bucket_as_planned(
     with closing(open_store(f"s3://{minio_environment.bucket}/{tmp_path.name}")) as store:
         parts = {s: put_object(store, f"inbox/{s}/0.parquet", [1, 25, 3]) for s in "ab"}
         cut = Cut(tuple(Slice(Member(s), 0, 3, (p,)) for s, p in parts.items()))
-        units = divide_cut(cut, {}, store)
+        units = divide_cut(spec, cut, {}, store)
         folders = AttemptFolders(BucketLayout("p"), CheckpointId(0, 1, "abcdef"))
         mark = 20 * SECOND
         order = ReadOrder(spec, mark, TICK_MIN, mark, folders, store.url)

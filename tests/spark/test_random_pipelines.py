@@ -20,6 +20,7 @@ from tests.spark.agreement import (
     SECOND,
     TIMESTAMP,
     Pair,
+    divide_finely,
     feed_random_rows,
     rows_of,
     spec_of,
@@ -135,8 +136,11 @@ def test_outputs_are_those_of_the_oracle(
 ) -> None:
     """Tables, counters, positions and segments, epoch by epoch, and no Spark session at all.
 
-    State is merged by the driver, or by tasks, a bucket of keys each.
+    State is merged by the driver, or by tasks, a bucket of keys each. Of half of the pipelines
+    several tasks share each slice that can be divided.
     """
+    if seed % 2:
+        divide_finely(monkeypatch)
     monkeypatch.setattr("tidegate.jobs.spark.state_merging.MERGE_ROWS", most)
     if most < 500_000:
         monkeypatch.setattr("tidegate.jobs.rows.window_merges.MANY_SEGMENTS", 3)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.scheduling import sample_in_ci
-from tests.spark.agreement import SECOND, Pair, spec_of
+from tests.spark.agreement import SECOND, Pair, divide_finely, spec_of
 from tests.spark.session_cases import run_case
 from tidegate.errors import PoisonError
 from tidegate.jobs.rows import cut_division
@@ -57,8 +57,10 @@ def test_sessions_are_those_of_the_oracle(
     tasks_here: list[tuple[str, list[int]]],
     seed: int,
 ) -> None:
-    """Tables and counters, epoch by epoch, with one unit an epoch and with several."""
+    """Tables and counters, epoch by epoch, with one unit an epoch, a slice, or a few rows."""
     monkeypatch.setattr(cut_division, "UNIT_BYTES", [1, 600_000][seed % 2])
+    if seed % 4 == 2:
+        divide_finely(monkeypatch)
     run_case(None, tmp_path, seed, epochs=6)
     assert tasks_here
 

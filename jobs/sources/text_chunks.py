@@ -1,0 +1,79 @@
+"""Divides texts into chunks of whole rows, of which a task holds one at a time."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from .byte_streams import ByteStream
+
+CHUNK_BYTES: Final = 4 << 20
+"""Decoded at once, besides a row that began before."""
+MOST_ROW_BYTES: Final = 32 << 20
+"""Of one row of text."""
+_SHOWN_BYTES: Final = 1000
+"""Of a line that is too long."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def iterate_line_chunks(text: ByteStream) -> Iterator[bytes]:
+    """Yield the lines of a text, some MB at a time; none of an empty text.
+
+    Of a line with more than `MOST_ROW_BYTES` only the beginning is left, and that it was so long.
+    """
+    rest, is_cut = b"", False
+    while block := text.read(CHUNK_BYTES):
+        if is_cut:
+            newline = block.find(b"\n")
+            if newline < 0:
+                continue
+            block, is_cut = block[newline:], False
+        rest += block
+        end = rest.rfind(b"\n") + 1
+        if end:
+            yield rest[:end]
+            rest = rest[end:]
+        elif len(rest) > MOST_ROW_BYTES:
+            shown = rest[:_SHOWN_BYTES].decode("utf-8", "ignore")
+            rest, is_cut = f"{shown}... has more than {MOST_ROW_BYTES} bytes".encode(), True
+    if rest:
+        yield rest
+
+
+def iterate_csv_chunks(text: ByteStream, delimiter: str, quote: str) -> Iterator[bytes]:
+    """Yield the rows of CSV, some MB at a time; at least one chunk, which may be empty.
+
+    Chunks after the first one begin with a row that is not blank.
+
+    Raises:
+        ValueError: a row has more than `MOST_ROW_BYTES`.
+    """
+    rows = _build_rows_pattern(delimiter, quote)
+    rest, is_first = b"", True
+    while block := text.read(CHUNK_BYTES):
+        rest += block
+        # The mark is no part of the first value: a quote may follow.
+        begin = len(_BOM) if is_first and rest.startswith(_BOM) else 0
+        if quote.encode() in rest:
+            match = rows.match(rest, begin)
+            end = match.end() if match is not None and match.end() > begin else 0
+        else:
+            end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
+        chunk = rest[:end].lstrip(b"\r\n")
+        if chunk:
+            yield chunk
+            rest, is_first = rest[end:], False
+        elif end:
+            rest = b"\n" + rest[end:]  # blank lines are no rows
+        elif len(rest) > MOST_ROW_BYTES:
+            raise ValueError(f"a row has more than {MOST_ROW_BYTES} bytes")
+    rest = rest if is_first else rest.lstrip(b"\r\n")
+    if rest or is_first:
+        yield rest
+
+
+def _build_rows_pattern(delimiter: str, quote: str) -> re.Pattern[bytes]:
+    """Return a pattern for all whole rows at the beginning of a text."""
+    q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
+    quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
+    value = rb"(?:%b[^%b\r\n]*+|[^%b\r\n%b][^%b\r\n]*+)" % (quoted, ends, ends, q, ends)
+    return re.compile(rb"(?:(?:%b|%b)*+[\r\n])*+" % (value, ends))

@@ -1,0 +1,259 @@
+"""Objects are decoded a chunk at a time, with the results of decoding them whole."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import resource
+import tempfile
+import tracemalloc
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.encoded_objects import AVRO_SYNC, START, avro, spec
+
+from tidegate.errors import TransientError
+from tidegate.jobs.sources import avro as avro_files
+from tidegate.jobs.sources import byte_streams, object_decoding, text_chunks
+from tidegate.jobs.sources.byte_streams import ScratchFile
+from tidegate.jobs.sources.object_decoding import (
+    BadObject,
+    decode_to_parquet,
+    describe_decoded_object,
+    read_typed_object,
+)
+
+LINE = '{"at": "2026-03-01T00:00:00Z", "item": "é", "amount": 1, "x%d": 0}'
+ROW = '2026-03-01T00:00:00Z,"b,\nc",5\n'
+BROKEN = "\udcff"
+CSV_PIECES = [
+    '"',
+    '""',
+    '"x"',
+    '"a,"b',
+    ",",
+    ",",
+    "\n",
+    "\n",
+    "\r\n",
+    "\r",
+    "é",
+    "\ufeff",
+    BROKEN,
+    ROW,
+]
+
+
+def use_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Decode so many bytes at a time."""
+    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", size)
+    monkeypatch.setattr(object_decoding, "CHUNK_BYTES", size)
+
+
+def decode(name: str, data: bytes, **more: Any) -> tuple[Any, Any]:
+    """The rows or what is wrong, and what is known of the object before that."""
+    source, out = spec(**more).sources["a"], io.BytesIO()
+    bad = decode_to_parquet(name, io.BytesIO(data), source, out)
+    found = describe_decoded_object(name, io.BytesIO(data), source)
+    rows = bad or pq.read_table(out)
+    if not isinstance(found, BadObject):
+        found = (found[0], pq.read_schema(found[1]))
+        assert not isinstance(rows, BadObject)
+        assert found == (rows.num_rows, rows.schema)
+    return rows, found
+
+
+def read_csv_texts(data: bytes, size: int, *, header: bool) -> Any:
+    """The values of CSV as texts, of bad rows the reason and the text; or the error."""
+    source = spec(format="csv", parse={"header": header}).sources["a"]
+    with pytest.MonkeyPatch.context() as patch:
+        use_chunks(patch, size)
+        try:
+            found = object_decoding._iterate_csv_texts(io.BytesIO(data), source)
+            rows = pa.concat_tables(found).to_pylist()
+        except ValueError as error:
+            return str(error)
+    return [(row["_why"], row["_text"]) if row["_why"] else row for row in rows]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(CSV_PIECES), max_size=30),
+    start=st.sampled_from(["at,item,amount\n", '\ufeff"at","it\nem"\r\n', "\n\nat\n", ""]),
+    size=st.integers(3, 40),
+    header=st.booleans(),
+)
+def test_chunks_of_csv_have_the_rows_of_the_whole(
+    pieces: list[str], start: str, size: int, header: bool
+) -> None:
+    """Values, numbers of rows, reasons and texts, whatever is quoted, broken or blank."""
+    data = (start + "".join(pieces)).encode("utf-8", "surrogateescape")
+    whole = read_csv_texts(data, 1 << 20, header=header)
+    assert read_csv_texts(data, size, header=header) == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from([LINE, "", " ", "\r", "\ufeff{}", BROKEN, "x" * 50]), max_size=20
+    ),
+    size=st.integers(1, 40),
+)
+def test_chunks_of_lines_have_the_lines_of_the_whole(lines: list[str], size: int) -> None:
+    """With or without a line break at the end."""
+    data = "\n".join(lines).encode("utf-8", "surrogateescape")
+    with pytest.MonkeyPatch.context() as patch:
+        use_chunks(patch, size)
+        found = list(text_chunks.iterate_line_chunks(io.BytesIO(data)))
+    assert b"".join(found) == data
+    assert all(chunk.endswith(b"\n") for chunk in found[:-1])
+
+
+TEXTS: dict[str, bytes] = {
+    "1.json": "\n".join([*(LINE % (n % 25) for n in range(60)), "no object", BROKEN, ""]).encode(
+        "utf-8", "surrogateescape"
+    ),
+    "1.csv": ("at,item,extra\n" + "2026-03-01T00:00:00Z,é,\nbroken\n" + ROW * 30).encode(),
+    "2.csv": b"at,at\n" + ROW.encode() * 30,
+}
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "1.json.gz", "1.csv.gz", "cut.json.gz"])
+@pytest.mark.parametrize("added", ["ignore", "dead_letter"])
+def test_chunks_of_a_text_are_cast_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch, name: str, added: str
+) -> None:
+    """Also what is decided about the whole object: undeclared fields, a bad header, a cut end."""
+    plain = name.removesuffix(".gz").replace("cut", "1")
+    data = TEXTS[plain] if plain == name else gzip.compress(TEXTS[plain])
+    if name.startswith("cut"):
+        data = data[:-20]
+    options = {"format": plain.rpartition(".")[2], "evolution": {"added": added}}
+    whole = decode(name, data, **options)
+    use_chunks(monkeypatch, 500)
+    assert decode(name, data, **options) == whole
+    assert isinstance(whole[0], BadObject) == (name in ("2.csv", "cut.json.gz"))
+
+
+def write_typed(name: str) -> tuple[bytes, str]:
+    """An object of 200 rows in several blocks, stripes or row groups, and its format."""
+    rows = [{"at": START, "item": f"{n}" + "a" * (n % 50), "amount": n} for n in range(200)]
+    form, _, codec = name.partition("-")
+    if form == "avro":
+        first, *others = (avro(rows[n : n + 40], codec=codec) for n in range(0, 200, 40))
+        blocks = (one[one.index(AVRO_SYNC) + len(AVRO_SYNC) :] for one in others)
+        return first + b"".join(blocks), form
+    sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
+    if form == "orc":
+        orc.write_table(table, sink, stripe_size=1000, batch_size=40)
+    else:
+        pq.write_table(table, sink, row_group_size=40)
+    return sink.getvalue(), form
+
+
+@pytest.mark.parametrize("chunk", [40, 700])
+@pytest.mark.parametrize(
+    "name", [*(f"avro-{codec}" for codec in sorted(avro_files._CODECS)), "orc", "parquet"]
+)
+def test_chunks_of_typed_rows_are_those_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, name: str, chunk: int
+) -> None:
+    """Small blocks of Avro are joined; large ones are read as streams, but for snappy."""
+    data, form = write_typed(name)
+    whole = read_typed_object(data, form)
+    assert whole["amount"].to_pylist() == [*range(200)]
+    use_chunks(monkeypatch, chunk)
+    tables = list(object_decoding._iterate_typed_tables(io.BytesIO(data), form))
+    assert pa.concat_tables(tables).equals(whole)
+    assert max(table.num_rows for table in tables) <= 40
+    decoded, _ = decode(f"1.{form}", data, format=form, evolution={"renamed": {"old": "item"}})
+    assert decoded["item"].equals(whole["item"])
+    if form == "avro":  # its last block does not end with the marker
+        assert isinstance(decode("1.avro", data[:-1] + b"x", format=form)[0], BadObject)
+
+
+@pytest.mark.parametrize("name", ["1.json", "1.csv.gz"])
+def test_what_is_held_does_not_grow_with_the_object(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Python and Arrow hold some chunks of an object of 60, to decode and to describe it."""
+    chunk, held = 64 << 10, list[int]()
+    use_chunks(monkeypatch, chunk)
+    monkeypatch.setattr(byte_streams, "READ_BYTES", chunk)
+    write = pq.ParquetWriter.write_table
+
+    def write_counted(self: Any, table: pa.Table) -> None:
+        held.append(pa.total_allocated_bytes() - before)
+        write(self, table)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", write_counted)
+    form = name.split(".")[1]
+    row = {"json": (LINE % 1).replace("1", "1" + " " * 1000), "csv": f"2026-03-01,{'b' * 1000},5"}[
+        form
+    ]
+    rows = ["at,item,amount"] * (form == "csv") + [row] * (60 * chunk // len(row))
+    data = "\n".join(rows).encode()
+    source = spec(format=form).sources["a"]
+    with ScratchFile() as file, ScratchFile() as out:
+        file.write(gzip.compress(data, 1) if name.endswith("gz") else data)
+        before = pa.total_allocated_bytes()
+        tracemalloc.start()
+        bad = decode_to_parquet(name, file, source, out)
+        found = describe_decoded_object(name, file, source)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert bad is None
+        assert not isinstance(found, BadObject)
+        assert pq.read_metadata(out).num_rows == found[0] == len(rows) - (form == "csv")
+    assert len(held) > 60
+    assert max(*held, peak) < 15 * chunk
+
+
+def test_a_line_that_is_too_long_costs_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CSV it costs the object, because a quote that is never closed looks like that."""
+    monkeypatch.setattr(text_chunks, "MOST_ROW_BYTES", 2000)
+    use_chunks(monkeypatch, 100)
+    line = (LINE % 1).encode()
+    data = b"\n".join([line, line[:-1] + b" " * 3000 + b"}", line, b"x" * 5000])
+    rows, _ = decode("1.json", data, format="json")
+    assert rows["amount"].to_pylist() == [1, None, 1, None]
+    assert rows["_text"].to_pylist()[1].endswith("... has more than 2000 bytes")
+    bad, _ = decode("1.csv", b'at,item\n1,"' + b"x\n" * 5000, format="csv")
+    assert "a row has more than 2000 bytes" in bad.detail
+
+
+def test_a_disk_without_room_is_no_fault_of_the_object() -> None:
+    """The error names the folder; nothing is left there."""
+    source, data = (
+        spec(format="csv").sources["a"],
+        b"at,item\n" + os.urandom(100_000).hex().encode(),
+    )
+    before = os.listdir(tempfile.gettempdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    out = ScratchFile()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        with pytest.raises(TransientError) as failed:
+            decode_to_parquet("1.csv", io.BytesIO(data), source, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert failed.value.code == "source.no_scratch"
+    assert tempfile.gettempdir() in failed.value.message
+    assert set(os.listdir(tempfile.gettempdir())) <= {*before}
+
+
+def test_a_scratch_file_is_gone_with_its_last_reader() -> None:
+    """Also if the process ends without closing it: it never has a name."""
+    out = ScratchFile()
+    number = out._file.fileno()
+    assert "(deleted)" in os.readlink(f"/proc/self/fd/{number}")
+    out.write(b"abc")
+    del out
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
