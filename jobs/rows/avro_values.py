@@ -246,20 +246,25 @@ def _make_moment(value: int, schema: Any) -> _Moment:
     return _Moment(_require_size(ticks, "long"), name.startswith("local-"))
 
 
-def _make_decimal(value: bytes, schema: Any) -> Decimal:
+def make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
+    """Return the number that these bytes are.
+
+    Raises:
+        ValueError: it has no digits, or too many.
+    """
     if not value:
         raise ValueError("a decimal without a digit")
     number = int.from_bytes(value, "big", signed=True)
     # Of a tuple: arithmetic rounds to the digits of a context.
     digits = tuple(map(int, str(abs(number))))
-    if len(digits) > schema["precision"]:
+    if len(digits) > precision:
         raise ValueError("a decimal with too many digits")
-    return Decimal((int(number < 0), digits, -schema.get("scale", 0)))
+    return Decimal((int(number < 0), digits, -scale))
 
 
 _LOGICAL: Final[dict[str | None, Callable[[Any, Any], Any]]] = {
     "date": lambda value, _: _Day(value),
-    "decimal": _make_decimal,
+    "decimal": lambda value, own: make_decimal(value, own["precision"], own.get("scale", 0)),
     **dict.fromkeys(
         [
             *("timestamp-millis", "timestamp-micros"),
