@@ -18,6 +18,7 @@ from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.local_store import find_file
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.errors import TidegateError
+from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.byte_streams import ScratchFile, copy_to_scratch
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
@@ -31,7 +32,7 @@ from tidegate.json_types import JsonObject, JsonView
 
 from .attempt_files import open_task_store
 from .cut_division import group_by_size
-from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader, unreadable_objects_error
+from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader
 
 RANGED_BYTES: Final = 32 << 20
 """Objects of a bucket that are larger are read in ranges, not held whole.
@@ -210,12 +211,12 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     try:
         file = _open_planned(part, uri, source)
     except OSError as error:
-        raise unreadable_objects_error([key]) from error
+        raise CorruptObjectsError.for_keys([key]) from error
     out = ScratchFile()
     with file:
         # The plan could count its rows, so it has changed since, or its values are damaged.
         if isinstance(decode_to_parquet(key, file, source, out, columns), BadObject):
-            raise unreadable_objects_error([key])
+            raise CorruptObjectsError.for_keys([key])
     return out
 
 

@@ -30,7 +30,7 @@ PayloadDecoder = Callable[[bytes], Mapping[str, Any]]
 _BLANKS = " \t\r\n"
 _NO_OBJECT = "the message is not a JSON object"
 _SERIALIZER_BYTES = 5
-# What parsers of JSON on the JVM refuse, so that nobody's message is read elsewhere only.
+# Parsers of JSON on the JVM refuse more.
 _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
@@ -148,8 +148,8 @@ def decode_json(value: bytes, source: SourceSpec) -> dict[str, Any]:
     """Return column -> value of a JSON message; of two equal fields, the last one counts.
 
     Raises:
-        DeadMessageError: it is no object, has a field that the schema lacks, or a value that does
-            not fit.
+        DeadMessageError: it is not an object, has a field that the schema lacks, or a value that
+            does not fit.
     """
     found = dict(_parse_object(value))
     strange = [name for name in found if name not in list_field_kinds(source)]
@@ -173,7 +173,7 @@ def _parse_object(value: bytes) -> tuple[tuple[str, Any], ...]:
     if not text.startswith("{") or _count_levels(text) > _MOST_LEVELS:
         raise DeadMessageError(_NO_OBJECT)
     try:
-        # Text behind the object is no fault.
+        # What follows the object is ignored.
         found: tuple[tuple[str, Any], ...] = _DECODER.raw_decode(text)[0]
     except ValueError:
         raise DeadMessageError(_NO_OBJECT) from None
@@ -195,14 +195,14 @@ def _count_levels(text: str) -> int:
 
 
 def _write_text(value: Any) -> str | None:
-    """A value in a column of text; anything that is no text is JSON."""
+    """A value in a column of text; what is not a text becomes JSON."""
     if value is None:
         return None
     return _replace_halves(value if isinstance(value, str) else write_json(value))
 
 
 def _replace_halves(text: str) -> str:
-    """An escape of half a character is no text."""
+    """Replace escapes of half a character by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 

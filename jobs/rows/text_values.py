@@ -56,11 +56,11 @@ def cast_text(text: str, declared: str, source: SourceSpec) -> Any:
         return _cast_time(text, source)
     if declared.startswith("decimal"):
         found = parse_decimal(text)
-        return None if found is None else _fit_decimal(found, declared)
+        return None if found is None else _cast_decimal(found, declared)
     return _CASTS[declared](text)
 
 
-def fit_whole_number(number: int, declared: str) -> int | None:
+def check_whole_number(number: int, declared: str) -> int | None:
     """Return a number as an `int` or `long`; None if it is too large."""
     bound = 1 << _BITS[declared]
     return number if -bound <= number < bound else None
@@ -87,7 +87,7 @@ def read_decimal_digits(declared: str) -> tuple[int, int]:
     return precision, scale
 
 
-def _fit_decimal(number: Decimal, declared: str) -> Decimal | None:
+def _cast_decimal(number: Decimal, declared: str) -> Decimal | None:
     precision, scale = read_decimal_digits(declared)
     found = round_decimal(number, precision, scale)
     # Digits beyond the widest of decimals are left out, as those of a double are.
@@ -103,10 +103,10 @@ def to_float32(number: float) -> Any:
 
 def _cast_whole_number(declared: str) -> Callable[[str], int | None]:
     def cast(text: str) -> int | None:
-        """Return the number; None if the text is no whole one or too large."""
+        """Return the number; None if it has a fraction or is too large."""
         found = _WHOLE_NUMBER.fullmatch(text)
         digits = found[1].lstrip("+-0") if found else ""
-        return fit_whole_number(int(found[1]), declared) if found and len(digits) < 20 else None
+        return check_whole_number(int(found[1]), declared) if found and len(digits) < 20 else None
 
     return cast
 
@@ -172,7 +172,7 @@ def _cast_number_of_units(text: str, per_unit: int) -> int | None:
     if number is None:
         return None
     ticks = round_decimal(Context(prec=60).multiply(number, per_unit), 60, 0)
-    return None if ticks is None else fit_whole_number(int(ticks), "long")
+    return None if ticks is None else check_whole_number(int(ticks), "long")
 
 
 def _count_ticks(found: re.Match[str]) -> int | None:
@@ -185,7 +185,7 @@ def _count_ticks(found: re.Match[str]) -> int | None:
     seconds = 60 * (60 * hour + minute - zone) + second
     fraction = int((found["fraction"] or "")[:6].ljust(6, "0"))
     ticks = days * TICKS_PER_DAY + seconds * TICKS_PER_SECOND + fraction
-    return fit_whole_number(ticks, "long")
+    return check_whole_number(ticks, "long")
 
 
 def find_instant(local: int, timezone: str) -> int | None:
