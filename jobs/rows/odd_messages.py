@@ -6,7 +6,8 @@ Each becomes a row with a value in each column, or a dead letter that says why.
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,14 +36,24 @@ _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-# Python's parser counts the levels of a text like calls.
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 10 * _MOST_LEVELS))
 
 
 class DeadMessageError(ValueError):
     """A message is a dead letter; says why."""
 
 
+@contextmanager
+def _allow_levels() -> Iterator[None]:
+    """Let Python read texts of so many levels: it counts them like calls."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 10 * _MOST_LEVELS))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@_allow_levels()
 def read_odd_messages(
     messages: pa.Table, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
 ) -> pa.Table:

@@ -27,6 +27,7 @@ from tidegate.jobs.rows.object_reading import (
     describe_unit,
     open_part,
 )
+from tidegate.jobs.rows.slice_scan import MOST_CELLS
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
@@ -138,22 +139,27 @@ def test_batches_say_what_the_whole_unit_says(
     assert read_files(answer, tmp_path) == read_files(whole.answer, tmp_path)
 
 
+@pytest.mark.parametrize("is_read_whole", [False, True], ids=["batches", "whole"])
 @pytest.mark.parametrize("what", SOURCES)
 def test_batches_of_evaluated_rows_say_what_the_whole_unit_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, is_read_whole: bool
 ) -> None:
-    """Rows are read in batches, arrive in pieces of any size, and are folded in the same batches."""
+    """Rows are read in batches, arrive in pieces of any size, and are folded in the same batches.
+
+    Objects of one form may be few enough to be read at once, although those of the unit are not.
+    """
     order, unit = draw_unit(tmp_path, what, 0)
     spec = order.spec
     whole = read_unit(order, unit)
-    monkeypatch.setattr(batch_reading, "MOST_CELLS", 7 * spec.sources["a"].width)
+    most = 7 * spec.sources["a"].width
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", MOST_CELLS if is_read_whole else most)
     arrived: list[pa.Table] = []
     numbered = list(enumerate(list_parts(unit)))
     for source in "ab":
         own = [(place, p) for place, p in numbered if p.key.startswith(f"inbox/{source}/")]
         chosen = select_parts(unit, tuple(place for place, _ in own))
         readings = list(decode_in_batches(order, chosen, own[0][1].columns, str))
-        assert len(readings) > 1
+        assert is_read_whole or len(readings) > 1
         for rows_read in [reading.kept for reading in readings]:
             physical = dict(own[0][1].columns)
             frame = cast_to_declared(
@@ -163,6 +169,7 @@ def test_batches_of_evaluated_rows_say_what_the_whole_unit_says(
         assert sum(reading.answer.rows for reading in readings[-1:]) == len(
             rows_of_slice(unit, source)
         )
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most)
     folded = list(fold_in_batches(order, unit, arrived))
     kept = [reading.kept for reading in folded if reading.kept is not None]
     answer = folded[-1].answer
