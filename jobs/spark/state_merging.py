@@ -164,11 +164,11 @@ class StateMerging:
         """How many tasks merge a window, or the edges; 0: the driver does."""
         parts, live = self.parts.get(name, ()), self.epoch.live_segments(kind)
         stored = [part for part in parts if isinstance(part, StoredTable)]
-        sent = [part for part in parts if isinstance(part, bytes)]
+        sent = [(part, decode_table(part)) for part in parts if isinstance(part, bytes)]
         rows = sum(one.rows for one in stored) + sum(ref.rows for ref in live)
-        rows += sum(decode_table(part).num_rows for part in sent)
+        rows += sum(table.num_rows for _, table in sent)
         size = sum(one.bytes for one in stored) + sum(ref.bytes for ref in live)
-        size += sum(map(len, sent))
+        size += sum(max(len(part), _measure_texts(table)) for part, table in sent)
         windows = self.epoch.spec.windows
         affected = windows.values() if name == OPEN_EDGES else [windows[name]]
         keeps_rows = (parts or live) and any(window.keeps_rows for window in affected)
@@ -242,6 +242,11 @@ class StateMerging:
         values = {f"_sql_{output}": sql for output, sql in aggregation.sql_aggregates.items()}
         found: pa.Table = group_rows(rows, aggregation.group_columns, values).toArrow()
         return found
+
+
+def _measure_texts(table: pa.Table) -> int:
+    """Return the bytes of texts, lists and sketches: files have them nearly as large."""
+    return sum(one.nbytes for one in table.columns if not pa.types.is_primitive(one.type))
 
 
 def _list_kept_columns(spec: PipelineSpec, aggregation: Aggregation) -> dict[str, str]:

@@ -16,6 +16,9 @@ UNIT_BYTES: Final = 4 << 20
 """Bytes of one task of the division; a single larger row group is a task of its own."""
 LARGEST_TASK: Final = 4 * UNIT_BYTES
 """No task may read more: a row group that is larger is divided."""
+EVENTS_JOB: Final = "events"
+LARGEST_RANGE: Final = 9 * UNIT_BYTES
+"""No task may write more events: ranges of time have about 32 MiB."""
 UNSEEN_SECONDS: Final = 2.0
 """Processor time of a run that may be of processes which ended between two looks."""
 READ_JOB: Final = "read"
@@ -126,8 +129,8 @@ def check_division(found: Evidence) -> list[str]:
         if sizes[len(tasks)] < 0:
             wrong.append(f"{where}: Spark ran no stage of {len(tasks)} tasks")
         largest = max((task.get("bytes", 0) for task in tasks), default=0)
-        if largest > LARGEST_TASK:
-            wrong.append(f"{where}: a task read {format_size(largest)}")
+        if largest > (LARGEST_RANGE if event["job"] == EVENTS_JOB else LARGEST_TASK):
+            wrong.append(f"{where}: a task of {event['job']} had {format_size(largest)}")
         if event["job"] in INPUT_JOBS:
             for task in tasks:
                 told[task["pid"]] += task["bytes"]

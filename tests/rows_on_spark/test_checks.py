@@ -203,6 +203,18 @@ def test_division(change: dict[str, int]) -> None:
     assert list_failed(found) == ["division"]
 
 
+@pytest.mark.parametrize(("job", "size"), [("events", 40), ("merge", 20)])
+def test_division_bounds_what_tasks_write(job: str, size: int) -> None:
+    """Events are in ranges of about 32 MiB; other jobs have the bound of those that read."""
+    found = make_evidence()
+    tasks = [report(0), report(1, bytes=size // 2 * MEGABYTE)]
+    found.driver_log.append({"event": "tasks_finished", "job": job, "slot": 1, "tasks": tasks})
+    found.spark.tasks += [TaskResult(1, 6.0, 1000), TaskResult(1, 6.0, 1000)]
+    assert list_failed(found) == []
+    tasks[1]["bytes"] *= 2
+    assert list_failed(found) == ["division"]
+
+
 def test_division_needs_the_stage() -> None:
     """Spark ran as many tasks as the driver reports."""
     found = make_evidence()
