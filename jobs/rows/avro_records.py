@@ -118,12 +118,12 @@ def _plan_schema(schema: bytes) -> AvroRecords | None:
         fields = {
             field["name"]: reducer.reduce(field["type"], nested=False) for field in record["fields"]
         }
-    except _OtherSchemaError:
+        physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
+        parsed = fastavro.parse_schema(physical)
+    # Of attributes that are none, of any kind.
+    except (LookupError, TypeError, ValueError, fastavro.schema.SchemaParseException):
         return None
-    physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
-    return AvroRecords(
-        fastavro.parse_schema(physical), {name: kind for name, (_, kind) in fields.items()}
-    )
+    return AvroRecords(parsed, {name: kind for name, (_, kind) in fields.items()})
 
 
 def _build_record(record: JsonObject, fields: JsonObject) -> JsonObject:

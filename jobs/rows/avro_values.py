@@ -106,7 +106,8 @@ def decode_avro(body: bytes, schema: bytes, source: SourceSpec) -> dict[str, Any
     parsed = parse_avro_schema(schema)
     try:
         record = _BodyReader(body, parsed.named).read_fields(parsed.record)
-    except (EOFError, OverflowError, RecursionError, ValueError):
+    # Of damaged bytes, or of a type whose attributes are none.
+    except (ArithmeticError, EOFError, LookupError, RecursionError, TypeError, ValueError):
         raise DeadMessageError(_NO_RECORD) from None
     if all(value is None for value, _ in record.values()):
         raise DeadMessageError(_NO_RECORD)
@@ -177,9 +178,8 @@ class _BodyReader:
                 return tuple(dict(items).items())
             case "enum":
                 return schema["symbols"][_require_place(self._read_long(), schema["symbols"])]
-        return _LOGICAL.get(schema.get("logicalType"), _keep_value)(
-            self._read_leaf(kind, schema), schema
-        )
+        convert = _LOGICAL.get((kind, schema.get("logicalType")), _keep_value)
+        return convert(self._read_leaf(kind, schema), schema)
 
     def _read_union(self, options: list[Any]) -> Any:
         chosen = options[_require_place(self._read_long(), options)]
@@ -262,13 +262,20 @@ def make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
     return Decimal((int(number < 0), digits, -scale))
 
 
-_LOGICAL: Final[dict[str | None, Callable[[Any, Any], Any]]] = {
-    "date": lambda value, _: _Day(value),
-    "decimal": lambda value, own: make_decimal(value, own["precision"], own.get("scale", 0)),
+def _convert_decimal(value: bytes, schema: Any) -> Any:
+    precision = schema.get("precision")
+    # Without digits the type is what its bytes are.
+    return make_decimal(value, precision, schema.get("scale", 0)) if precision else value
+
+
+_LOGICAL: Final[dict[tuple[str, str | None], Callable[[Any, Any], Any]]] = {
+    ("int", "date"): lambda value, _: _Day(value),
+    ("bytes", "decimal"): _convert_decimal,
+    ("fixed", "decimal"): _convert_decimal,
     **dict.fromkeys(
         [
-            *("timestamp-millis", "timestamp-micros"),
-            *("local-timestamp-millis", "local-timestamp-micros"),
+            *(("long", "timestamp-millis"), ("long", "timestamp-micros")),
+            *(("long", "local-timestamp-millis"), ("long", "local-timestamp-micros")),
         ],
         _make_moment,
     ),

@@ -21,7 +21,7 @@ TICKS_PER_SECOND: Final = 1_000_000
 TICKS_PER_DAY: Final = 86_400 * TICKS_PER_SECOND
 _BLANKS: Final = "".join(map(chr, range(0x21))) + "\x7f"
 _WHOLE_NUMBER: Final = re.compile(r"[ \t-\r]*([+-]?[0-9]+)[ \t-\r]*")
-_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?")
 _DOUBLE: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 _NO_NUMBER: Final = re.compile(r"[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
@@ -137,7 +137,8 @@ def _cast_base64(text: str) -> bytes | None:
 
 def _cast_date(text: str) -> int | None:
     found = _DATE.fullmatch(text.strip(_BLANKS))
-    return None if found is None else _count_days(found)
+    days = None if found is None else _count_days(found)
+    return None if days is None else check_whole_number(days, "int")
 
 
 def _count_days(found: re.Match[str]) -> int | None:
