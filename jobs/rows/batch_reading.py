@@ -160,7 +160,7 @@ def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Ite
             partials.setdefault(name, []).append(packed)
         surveys |= {one.index: one.survey for one in total.slices}
         yield UnitReading(total, reading.report, reading.kept)
-        if _is_stopped(total):
+        if is_unit_stopped(total):
             break
     run_task(order, unit, total, partial(_merge_answer, order, partials))
     yield UnitReading(total, TaskReport.measure_since(begun), None)
@@ -211,7 +211,7 @@ def _add_earlier_state(batch: ReadUnit, survey: MemberSurvey | None) -> ReadUnit
     return replace(batch, state={**batch.state, "members": {**members, name: own}})
 
 
-def _is_stopped(answer: UnitAnswer) -> bool:
+def is_unit_stopped(answer: UnitAnswer) -> bool:
     """Whether nothing of a unit is used, so that its other rows need not be read."""
     stops = answer.error, answer.left, answer.dead_refused
     return any(one is not None for one in stops) or bool(answer.corrupt or answer.unknown)
@@ -305,7 +305,7 @@ def _merge_answer(
     order: ReadOrder, partials: Mapping[str, Sequence[bytes]], answer: UnitAnswer
 ) -> None:
     """Merge the partial aggregates of all batches, in their order."""
-    if _is_stopped(answer):
+    if is_unit_stopped(answer):
         return
     for name, packed in partials.items():
         rows = pa.concat_tables(map(decode_table, packed))

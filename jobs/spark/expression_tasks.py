@@ -23,7 +23,12 @@ from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
 
-from tidegate.jobs.rows.batch_reading import decode_in_batches, divide_unit, fold_in_batches
+from tidegate.jobs.rows.batch_reading import (
+    decode_in_batches,
+    divide_unit,
+    fold_in_batches,
+    is_unit_stopped,
+)
 from tidegate.jobs.rows.column_casts import cast_to_declared, select_readable_columns
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.dead_rows import IS_LETTER
@@ -216,6 +221,7 @@ def _join_answers(
     for one in folded.values():
         answer, readers = one.said[0], one.readers
         is_complete = is_complete and one.rows == sum(read.rows for read, _ in readers)
+        is_complete = is_complete and (_is_cut_short(answer) or answer.rows == one.rows)
         for read, report in readers:
             _add_reading(answer, read)
             tasks.append(describe_task(read, report) | {"task": len(tasks)})
@@ -225,6 +231,12 @@ def _join_answers(
     job_name = "late" if order.gone else "read"
     _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
     return sorted(answers, key=lambda answer: answer.number)
+
+
+def _is_cut_short(answer: UnitAnswer) -> bool:
+    """Whether not all rows of a unit were looked at: it is read again, or refused."""
+    barriers = (piece.survey.barrier for piece in answer.slices)
+    return is_unit_stopped(answer) or any(barrier is not None for barrier in barriers)
 
 
 def _add_reading(answer: UnitAnswer, read: UnitAnswer) -> None:
