@@ -15,7 +15,7 @@ def split_avro_messages(
     """Return the rows of plain messages, and the other messages.
 
     Raises:
-        pa.ArrowException: a message spoils the others.
+        ValueError, pa.ArrowException: a message spoils the others.
     """
     values = batch["value"].to_pylist()
     structs = [pa.nulls(1, pa.struct(plan.fields))]

@@ -6,10 +6,8 @@ of the ordinary are left to it.
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
@@ -23,7 +21,7 @@ from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.json_types import JsonObject
 
-from .avro_values import parse_avro_schema
+from .avro_values import make_decimal, parse_avro_schema
 from .json_messages import convert_texts, list_field_kinds
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
@@ -120,12 +118,12 @@ def _plan_schema(schema: bytes) -> AvroRecords | None:
         fields = {
             field["name"]: reducer.reduce(field["type"], nested=False) for field in record["fields"]
         }
-    except _OtherSchemaError:
+        physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
+        parsed = fastavro.parse_schema(physical)
+    # Of attributes that are none, of any kind.
+    except (LookupError, TypeError, ValueError, fastavro.schema.SchemaParseException):
         return None
-    physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
-    return AvroRecords(
-        fastavro.parse_schema(physical), {name: kind for name, (_, kind) in fields.items()}
-    )
+    return AvroRecords(parsed, {name: kind for name, (_, kind) in fields.items()})
 
 
 def _build_record(record: JsonObject, fields: JsonObject) -> JsonObject:
@@ -232,7 +230,7 @@ def convert_records(
     """Return records as structs of the wanted fields.
 
     Raises:
-        pa.ArrowException: a value is out of the ordinary, or does not fit.
+        ValueError, pa.ArrowException: a value is out of the ordinary, or does not fit.
     """
     wanted = _find_fields(records, source)
     columns = {}
@@ -257,41 +255,15 @@ def _is_plain(kind: pa.DataType) -> bool:
 def _make_column(values: list[Any], kind: Any) -> pa.Array:
     """The values of a field, as the schema of the messages has it."""
     if pa.types.is_decimal(kind):
-        return pa.array(_make_decimals(values, kind.scale), kind)
+        digits = kind.precision, kind.scale
+        return pa.array(
+            [one if one is None else make_decimal(one, *digits) for one in values], kind
+        )
     if pa.types.is_date(kind):
-        return _require_range(pa.array(values, pa.int32()).cast(kind), _FIRST_DATE, _LAST_DATE)
+        return pa.array(values, pa.int32()).cast(kind)
     if pa.types.is_timestamp(kind):
-        times = pa.array(values, pa.int64()).cast(kind).cast(pa.timestamp("us", "UTC"))
-        return _require_range(times, _FIRST_TIME, _LAST_TIME)
+        return pa.array(values, pa.int64()).cast(kind).cast(pa.timestamp("us", "UTC"))
     return pa.array(values, kind)
-
-
-def _make_decimals(values: Iterable[bytes | None], scale: int) -> list[Decimal | None]:
-    found: list[Decimal | None] = []
-    for value in values:
-        if value == b"":
-            raise pa.ArrowInvalid("a decimal without a digit")
-        number = None if value is None else int.from_bytes(value, "big", signed=True)
-        # Of a tuple: arithmetic rounds to the digits of a context.
-        digits = () if number is None else tuple(map(int, str(abs(number))))
-        sign = int(number is not None and number < 0)
-        found.append(None if number is None else Decimal((sign, digits, -scale)))
-    return found
-
-
-# Between these days and times all calendars agree, and Python has them.
-_FIRST_DATE, _LAST_DATE = pa.scalar(date(1900, 1, 2)), pa.scalar(date(9999, 12, 30))
-_FIRST_TIME, _LAST_TIME = (
-    pa.scalar(datetime(*day, tzinfo=UTC), pa.timestamp("us", "UTC"))
-    for day in ((1900, 1, 2), (9999, 12, 30))
-)
-
-
-def _require_range(column: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
-    fit = pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
-    if not pc.all(fit, min_count=0).as_py():
-        raise pa.ArrowInvalid("a time that is looked at by itself")
-    return column
 
 
 def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Array:

@@ -27,8 +27,8 @@ from .row_texts import write_json
 from .text_values import (
     TICKS_PER_DAY,
     cast_text,
+    check_whole_number,
     find_instant,
-    fit_whole_number,
     read_decimal_digits,
     round_decimal,
     to_float32,
@@ -106,7 +106,8 @@ def decode_avro(body: bytes, schema: bytes, source: SourceSpec) -> dict[str, Any
     parsed = parse_avro_schema(schema)
     try:
         record = _BodyReader(body, parsed.named).read_fields(parsed.record)
-    except (EOFError, OverflowError, RecursionError, ValueError):
+    # Of damaged bytes, or of a type whose attributes are none.
+    except (ArithmeticError, EOFError, LookupError, RecursionError, TypeError, ValueError):
         raise DeadMessageError(_NO_RECORD) from None
     if all(value is None for value, _ in record.values()):
         raise DeadMessageError(_NO_RECORD)
@@ -115,7 +116,7 @@ def decode_avro(body: bytes, schema: bytes, source: SourceSpec) -> dict[str, Any
     for name, declared in list_payload_columns(source).items():
         field = name if name in record else former.get(name, name)
         value, own = record.get(field, (None, ""))
-        row[name] = None if value is None else _convert(value, declared, source)
+        row[name] = None if value is None else _convert_value(value, declared, source)
         if value is not None and row[name] is None:
             shown = _show_value(value)
             raise DeadMessageError(f"{name} is {own}, declared {declared}: {shown}")
@@ -177,7 +178,8 @@ class _BodyReader:
                 return tuple(dict(items).items())
             case "enum":
                 return schema["symbols"][_require_place(self._read_long(), schema["symbols"])]
-        return _LOGICAL.get(schema.get("logicalType"), _keep)(self._read_leaf(kind, schema), schema)
+        convert = _LOGICAL.get((kind, schema.get("logicalType")), _keep_value)
+        return convert(self._read_leaf(kind, schema), schema)
 
     def _read_union(self, options: list[Any]) -> Any:
         chosen = options[_require_place(self._read_long(), options)]
@@ -223,7 +225,7 @@ class _BodyReader:
 
 
 def _require_size(number: int, kind: str) -> int:
-    if fit_whole_number(number, kind) is None:
+    if check_whole_number(number, kind) is None:
         raise OverflowError
     return number
 
@@ -234,7 +236,7 @@ def _require_place(place: int, options: list[Any]) -> int:
     return place
 
 
-def _keep(value: Any, _: Any) -> Any:
+def _keep_value(value: Any, _: Any) -> Any:
     return value
 
 
@@ -244,24 +246,36 @@ def _make_moment(value: int, schema: Any) -> _Moment:
     return _Moment(_require_size(ticks, "long"), name.startswith("local-"))
 
 
-def _make_decimal(value: bytes, schema: Any) -> Decimal:
+def make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
+    """Return the number that these bytes are.
+
+    Raises:
+        ValueError: it has no digits, or too many.
+    """
     if not value:
         raise ValueError("a decimal without a digit")
     number = int.from_bytes(value, "big", signed=True)
     # Of a tuple: arithmetic rounds to the digits of a context.
     digits = tuple(map(int, str(abs(number))))
-    if len(digits) > schema["precision"]:
+    if len(digits) > precision:
         raise ValueError("a decimal with too many digits")
-    return Decimal((int(number < 0), digits, -schema.get("scale", 0)))
+    return Decimal((int(number < 0), digits, -scale))
 
 
-_LOGICAL: Final[dict[str | None, Callable[[Any, Any], Any]]] = {
-    "date": lambda value, _: _Day(value),
-    "decimal": _make_decimal,
+def _convert_decimal(value: bytes, schema: Any) -> Any:
+    precision = schema.get("precision")
+    # Without digits the type is what its bytes are.
+    return make_decimal(value, precision, schema.get("scale", 0)) if precision else value
+
+
+_LOGICAL: Final[dict[tuple[str, str | None], Callable[[Any, Any], Any]]] = {
+    ("int", "date"): lambda value, _: _Day(value),
+    ("bytes", "decimal"): _convert_decimal,
+    ("fixed", "decimal"): _convert_decimal,
     **dict.fromkeys(
         [
-            *("timestamp-millis", "timestamp-micros"),
-            *("local-timestamp-millis", "local-timestamp-micros"),
+            *(("long", "timestamp-millis"), ("long", "timestamp-micros")),
+            *(("long", "local-timestamp-millis"), ("long", "local-timestamp-micros")),
         ],
         _make_moment,
     ),
@@ -300,7 +314,7 @@ def _show_value(value: Any) -> str:
 # A value of a schema as one of a declared type; None if it does not fit
 
 
-def _convert(value: Any, declared: str, source: SourceSpec) -> Any:
+def _convert_value(value: Any, declared: str, source: SourceSpec) -> Any:
     family = _FAMILIES.get(type(value), "")
     if declared == "timestamp":
         return _convert_time(value, family, source)
@@ -364,7 +378,7 @@ def _convert_to_whole(declared: str) -> Callable[[Any], int | None]:
             number: int = int(value)
         except (OverflowError, ValueError):  # no number, or an infinity
             return None
-        return None if number != value else fit_whole_number(number, declared)
+        return None if number != value else check_whole_number(number, declared)
 
     return convert
 

@@ -174,11 +174,11 @@ def divide_unit(spec: PipelineSpec, unit: ReadUnit) -> list[ReadUnit]:
     if unit.count_cells(spec) <= MOST_CELLS:
         return [unit]
     found = []
-    for index, piece in zip(unit.indexes, unit.cut.slices, strict=True):
+    for index, number, piece in zip(unit.indexes, unit.pieces, unit.cut.slices, strict=True):
         most = max(MOST_CELLS // spec.sources[piece.member.source].width, 1)
         for parts in _divide_parts(piece.parts, most):
             cut = Cut((replace(piece, parts=parts),))
-            found.append(replace(unit, indexes=(index,), cut=cut))
+            found.append(replace(unit, indexes=(index,), pieces=(number,), cut=cut))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.sources.kafka_source import divide_range
+from tidegate.jobs.sources.object_decoding import needs_decoding
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
@@ -25,6 +26,8 @@ DIVISION: Final = 3
 UNIT_BYTES: Final = 4 << 20
 _SHARE_BYTES: Final = 16 << 20
 """What a task reads at most of a larger slice, if that can be divided."""
+SHARED: Final = "shared"
+"""Says of a part of a unit that other units may read the rest of its object."""
 _MOST_UNITS: Final = 256
 """Shares grow with the cut, so that they are not many more: each has partial aggregates."""
 _REQUEST_BYTES: Final = 256 << 10
@@ -96,7 +99,7 @@ def divide_cut(spec: PipelineSpec, cut: Cut, state: JsonView, store: Store) -> l
             (whole,) = shares[0]
             source = spec.sources[whole.member.source]
             if is_slice_divisible(source, known.get(str(whole.member))):
-                shares = [(share,) for share in _divide_slice(whole, most)]
+                shares = [(share,) for share in _divide_slice(source, whole, most)]
         for slices in shares:
             pieces = tuple(range(first, first + len(slices)))
             units.append(_make_unit(len(units), indexes, pieces, slices, state, store))
@@ -115,26 +118,33 @@ def is_slice_divisible(source: SourceSpec, memory: JsonView | None) -> bool:
     return all(option is None for option in depends) and not marked
 
 
-def _divide_slice(whole: Slice, most: float) -> Iterator[Slice]:
+def _divide_slice(source: SourceSpec, whole: Slice, most: float) -> Iterator[Slice]:
     """Yield the shares of a slice, of about so many bytes."""
-    parts = [one for part in whole.parts for one in _divide_part(part, most)]
+    parts = [one for part in whole.parts for one in _divide_part(source, part, most)]
     for group in _group_by_size(list(map(_measure_part, parts)), most):
-        yield replace(whole, parts=tuple(parts[place] for place in group))
+        joined = list[JsonObject]()
+        for part in (parts[place] for place in group):
+            if joined and joined[-1]["key"] == part["key"]:
+                joined[-1] = {**joined[-1], "row_end": part["row_end"]}
+            else:
+                joined.append(part)
+        yield replace(whole, parts=tuple(joined))
 
 
-def _divide_part(part: JsonObject, most: float) -> Iterator[JsonObject]:
+def _divide_part(source: SourceSpec, part: JsonObject, most: float) -> Iterator[JsonObject]:
     """Yield an object or a range of a topic in pieces of about so many bytes.
 
-    An object is divided where a row group begins (`Footer.breaks`).
+    An object is divided where a row group begins (`Footer.breaks`), unless it has to be decoded.
     """
     start, end = part["row_start"], part["row_end"]
     if "kafka" in part:
         pieces = ceil((end - start) * _MESSAGE_BYTES / most)
         yield from divide_range(part, min(pieces, end - start))
         return
-    bounds = [row for row in part.get("breaks", ()) if start < row < end]
+    bounds = [] if needs_decoding(source, part["key"]) else part.get("breaks", [])
+    shared = {**part, SHARED: bool(bounds)}
     for first, last in zip([start, *bounds], [*bounds, end], strict=True):
-        yield {**part, "row_start": first, "row_end": last} if bounds else part
+        yield {**shared, "breaks": [], "row_start": first, "row_end": last}
 
 
 def measure_unit(unit: ReadUnit) -> float:

@@ -18,6 +18,7 @@ from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.local_store import find_file
 from tidegate.checkpoints.s3_store import S3Store
 from tidegate.errors import TidegateError
+from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.byte_streams import ScratchFile, copy_to_scratch
 from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
@@ -30,8 +31,8 @@ from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .attempt_files import open_task_store
-from .cut_division import group_by_size
-from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader, unreadable_objects_error
+from .cut_division import SHARED, group_by_size
+from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader
 
 RANGED_BYTES: Final = 32 << 20
 """Objects of a bucket that are larger are read in ranges, not held whole.
@@ -166,7 +167,8 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         return make_part(index, part, _decode_part(part, uri, source))
     if "://" in uri:
         store, key = _locate_object(uri)
-        version = _open_version(store, key, part["etag"], part["size"], is_share=_is_share(part))
+        is_shared = part.get(SHARED, False)
+        version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
         return make_part(index, part, version)
     if (file := find_file(Path(uri))) != path:  # Arrow opens no such name
         path = io.BytesIO(file.read_bytes())
@@ -178,17 +180,11 @@ def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> in
 
     `is_open` says whether it was opened for the rows before them.
     """
-    is_ranged = _is_share(part) or part["size"] > RANGED_BYTES
+    is_ranged = part.get(SHARED, False) or part["size"] > RANGED_BYTES
     if needs_decoding(source, part["key"]) or not is_ranged:
         return 0 if is_open else int(part["size"])
     rows: int = part["row_end"] - part["row_start"]
     return int(part["size"]) * rows // int(part["rows"])
-
-
-def _is_share(part: JsonView) -> bool:
-    """Whether it is a part of an object that several tasks may share."""
-    rows: int = part["row_end"] - part["row_start"]
-    return "breaks" in part and rows < part["rows"]
 
 
 def make_part(
@@ -210,12 +206,12 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     try:
         file = _open_planned(part, uri, source)
     except OSError as error:
-        raise unreadable_objects_error([key]) from error
+        raise CorruptObjectsError.for_keys([key]) from error
     out = ScratchFile()
     with file:
         # The plan could count its rows, so it has changed since, or its values are damaged.
         if isinstance(decode_to_parquet(key, file, source, out, columns), BadObject):
-            raise unreadable_objects_error([key])
+            raise CorruptObjectsError.for_keys([key])
     return out
 
 
@@ -248,10 +244,10 @@ def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]
 
 
 def _open_version(
-    store: S3Store, key: str, etag: str, size: int, *, is_share: bool = False
+    store: S3Store, key: str, etag: str, size: int, *, is_shared: bool = False
 ) -> io.IOBase:
     """Open one version of an object: its bytes, or if they are many what reads ranges of them."""
-    if is_share or size > RANGED_BYTES:
+    if is_shared or size > RANGED_BYTES:
         return RangedObject(store, key, etag, size)
     if size >= LARGE_READ:
         require_room(size)

@@ -6,7 +6,8 @@ Each becomes a row with a value in each column, or a dead letter that says why.
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,19 +31,29 @@ PayloadDecoder = Callable[[bytes], Mapping[str, Any]]
 _BLANKS = " \t\r\n"
 _NO_OBJECT = "the message is not a JSON object"
 _SERIALIZER_BYTES = 5
-# What parsers of JSON on the JVM refuse, so that nobody's message is read elsewhere only.
+# Parsers of JSON on the JVM refuse more.
 _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-# Python's parser counts the levels of a text like calls.
-sys.setrecursionlimit(max(sys.getrecursionlimit(), 10 * _MOST_LEVELS))
 
 
 class DeadMessageError(ValueError):
     """A message is a dead letter; says why."""
 
 
+@contextmanager
+def _allow_levels() -> Iterator[None]:
+    """Let Python read texts of so many levels: it counts them like calls."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 10 * _MOST_LEVELS))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@_allow_levels()
 def read_odd_messages(
     messages: pa.Table, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
 ) -> pa.Table:
@@ -148,8 +159,8 @@ def decode_json(value: bytes, source: SourceSpec) -> dict[str, Any]:
     """Return column -> value of a JSON message; of two equal fields, the last one counts.
 
     Raises:
-        DeadMessageError: it is no object, has a field that the schema lacks, or a value that does
-            not fit.
+        DeadMessageError: it is not an object, has a field that the schema lacks, or a value that
+            does not fit.
     """
     found = dict(_parse_object(value))
     strange = [name for name in found if name not in list_field_kinds(source)]
@@ -173,7 +184,7 @@ def _parse_object(value: bytes) -> tuple[tuple[str, Any], ...]:
     if not text.startswith("{") or _count_levels(text) > _MOST_LEVELS:
         raise DeadMessageError(_NO_OBJECT)
     try:
-        # Text behind the object is no fault.
+        # What follows the object is ignored.
         found: tuple[tuple[str, Any], ...] = _DECODER.raw_decode(text)[0]
     except ValueError:
         raise DeadMessageError(_NO_OBJECT) from None
@@ -195,14 +206,14 @@ def _count_levels(text: str) -> int:
 
 
 def _write_text(value: Any) -> str | None:
-    """A value in a column of text; anything that is no text is JSON."""
+    """A value in a column of text; what is not a text becomes JSON."""
     if value is None:
         return None
     return _replace_halves(value if isinstance(value, str) else write_json(value))
 
 
 def _replace_halves(text: str) -> str:
-    """An escape of half a character is no text."""
+    """Replace escapes of half a character by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 

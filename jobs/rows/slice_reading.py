@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidegate.checkpoints.store import Store
-from tidegate.errors import TransientError
 from tidegate.jobs.engine.arrow_tables import replace_column, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
@@ -31,7 +30,6 @@ from tidegate.jobs.rules.declared_values import convert_rows, may_be_odd
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.rules.worker_memory import require_room
-from tidegate.jobs.sources.input_view import STAGED_PREFIX
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 from tidegate.jobs.sources.object_decoding import BAD_REASON, open_parquet_file
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
@@ -42,7 +40,6 @@ from .column_casts import (
     select_readable_columns,
     spark_to_arrow_type,
 )
-from .errors import COPY_UNREADABLE
 
 POSITION_COLUMNS: Final = (
     ("_m", "int", pa.int32()),
@@ -185,18 +182,6 @@ def group_similar_parts(
     return groups
 
 
-def unreadable_objects_error(keys: Sequence[str]) -> CorruptObjectsError | TransientError:
-    """The error for objects whose pages are corrupt; it is returned, not raised.
-
-    A copy of offsets is not the topic: it is fetched again, never given up. So with a copy among
-    them the error is transient, and names the first copy only.
-    """
-    staged = [key for key in keys if key.startswith(STAGED_PREFIX)]
-    if not staged:
-        return CorruptObjectsError.for_keys(keys)
-    return COPY_UNREADABLE(key=staged[0])
-
-
 def read_slice(
     spec: PipelineSpec, cut: Cut, parts: Sequence[CutPart], member: int, names: set[str]
 ) -> tuple[Frame, list[pa.Table]]:
@@ -212,7 +197,7 @@ def read_slice(
         names: columns, none of them nested.
 
     Raises:
-        CorruptObjectsError: an object cannot be read; a TransientError for a copy of offsets.
+        CorruptObjectsError: an object cannot be read.
     """
     own = [(i, part) for i, part in enumerate(parts) if part.member == member]
     rows, tables = None, []
@@ -292,7 +277,7 @@ def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
     except MemoryError:  # Arrow's is an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
-        raise unreadable_objects_error([part.key]) from error
+        raise CorruptObjectsError.for_keys([part.key]) from error
 
 
 def _require_room_for_groups(
@@ -328,7 +313,7 @@ def _read_some_rows(
     except MemoryError:  # Arrow's is an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
-        raise unreadable_objects_error([part.key]) from error
+        raise CorruptObjectsError.for_keys([part.key]) from error
 
 
 def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:

@@ -21,7 +21,7 @@ TICKS_PER_SECOND: Final = 1_000_000
 TICKS_PER_DAY: Final = 86_400 * TICKS_PER_SECOND
 _BLANKS: Final = "".join(map(chr, range(0x21))) + "\x7f"
 _WHOLE_NUMBER: Final = re.compile(r"[ \t-\r]*([+-]?[0-9]+)[ \t-\r]*")
-_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?")
 _DOUBLE: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 _NO_NUMBER: Final = re.compile(r"[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
@@ -56,11 +56,11 @@ def cast_text(text: str, declared: str, source: SourceSpec) -> Any:
         return _cast_time(text, source)
     if declared.startswith("decimal"):
         found = parse_decimal(text)
-        return None if found is None else _fit_decimal(found, declared)
+        return None if found is None else _cast_decimal(found, declared)
     return _CASTS[declared](text)
 
 
-def fit_whole_number(number: int, declared: str) -> int | None:
+def check_whole_number(number: int, declared: str) -> int | None:
     """Return a number as an `int` or `long`; None if it is too large."""
     bound = 1 << _BITS[declared]
     return number if -bound <= number < bound else None
@@ -87,7 +87,7 @@ def read_decimal_digits(declared: str) -> tuple[int, int]:
     return precision, scale
 
 
-def _fit_decimal(number: Decimal, declared: str) -> Decimal | None:
+def _cast_decimal(number: Decimal, declared: str) -> Decimal | None:
     precision, scale = read_decimal_digits(declared)
     found = round_decimal(number, precision, scale)
     # Digits beyond the widest of decimals are left out, as those of a double are.
@@ -103,10 +103,10 @@ def to_float32(number: float) -> Any:
 
 def _cast_whole_number(declared: str) -> Callable[[str], int | None]:
     def cast(text: str) -> int | None:
-        """Return the number; None if the text is no whole one or too large."""
+        """Return the number; None if it has a fraction or is too large."""
         found = _WHOLE_NUMBER.fullmatch(text)
         digits = found[1].lstrip("+-0") if found else ""
-        return fit_whole_number(int(found[1]), declared) if found and len(digits) < 20 else None
+        return check_whole_number(int(found[1]), declared) if found and len(digits) < 20 else None
 
     return cast
 
@@ -137,7 +137,8 @@ def _cast_base64(text: str) -> bytes | None:
 
 def _cast_date(text: str) -> int | None:
     found = _DATE.fullmatch(text.strip(_BLANKS))
-    return None if found is None else _count_days(found)
+    days = None if found is None else _count_days(found)
+    return None if days is None else check_whole_number(days, "int")
 
 
 def _count_days(found: re.Match[str]) -> int | None:
@@ -172,7 +173,7 @@ def _cast_number_of_units(text: str, per_unit: int) -> int | None:
     if number is None:
         return None
     ticks = round_decimal(Context(prec=60).multiply(number, per_unit), 60, 0)
-    return None if ticks is None else fit_whole_number(int(ticks), "long")
+    return None if ticks is None else check_whole_number(int(ticks), "long")
 
 
 def _count_ticks(found: re.Match[str]) -> int | None:
@@ -185,7 +186,7 @@ def _count_ticks(found: re.Match[str]) -> int | None:
     seconds = 60 * (60 * hour + minute - zone) + second
     fraction = int((found["fraction"] or "")[:6].ljust(6, "0"))
     ticks = days * TICKS_PER_DAY + seconds * TICKS_PER_SECOND + fraction
-    return fit_whole_number(ticks, "long")
+    return check_whole_number(ticks, "long")
 
 
 def find_instant(local: int, timezone: str) -> int | None:

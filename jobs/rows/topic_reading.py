@@ -202,7 +202,7 @@ def read_messages(
     try:
         if plan.is_plain:
             plain, others = _split_messages(batch, plan, source, schemas)
-    except pa.ArrowException:
+    except (ValueError, pa.ArrowException):
         if batch.num_rows > SMALLEST_BATCH:
             middle = batch.num_rows // 2
             halves = (batch[:middle], batch[middle:])

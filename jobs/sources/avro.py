@@ -63,6 +63,7 @@ _HEADER = fastavro.parse_schema(
 )
 _MOST_VALUE_BYTES: Final = 32 << 20
 """Of one value in a stream."""
+_ROWS_AT_ONCE: Final = 100
 _SNAPPY = "snappy"
 # Codecs of Avro, and their names in `byte_streams`.
 _CODECS = {
@@ -116,12 +117,14 @@ def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Tabl
     held = 0
     for count, values in _iterate_blocks(stream, codec, header["sync"], chunk_bytes):
         begun = 0
-        for number in range(1, count + 1):
-            rows.append(record.read_row(values))
+        # A block that is held may well be decoded in larger steps.
+        step = _ROWS_AT_ONCE if isinstance(values, io.BytesIO) else 1
+        for number in range(0, count, step):
+            rows += record.read_rows(values, min(step, count - number))
             position = values.tell()
             # fastavro believes any count. A row without a byte has no event time either.
             if number > position:
-                raise AvroError(f"{number} rows of a block have {position} bytes")
+                raise AvroError(f"a block of {count} rows ends after {position} bytes")
             if held + position - begun >= chunk_bytes:
                 yield record.to_table(rows)
                 rows, held, begun = [], 0, position
@@ -217,13 +220,12 @@ class _RecordSchema:
         record, self._types = self._reduce_record(parsed)
         self._physical = fastavro.parse_schema(record)
 
-    def read_row(self, values: Any) -> dict[str, Any]:
-        """Return the next row."""
+    def read_rows(self, values: Any, count: int) -> list[dict[str, Any]]:
+        """Return the next rows."""
         # A record that contains itself may be nested 20,000 deep. fastavro's compiled reader then
         # overflows the stack and kills the driver; its Python twin raises RecursionError.
         reader = pure_fastavro if self._has_references else fastavro
-        row: dict[str, Any] = reader.schemaless_reader(values, self._physical, None)
-        return row
+        return [reader.schemaless_reader(values, self._physical, None) for _ in range(count)]
 
     def to_table(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return the rows as a table; nested values become JSON text."""

@@ -314,18 +314,12 @@ class SchemaCache:
         self._fetch = fetch
         self.known: dict[int, bytes | UnusableSchema] = {}
 
-    def fetch_missing(self, numbers: set[int]) -> bool:
-        """Fetch the schemas that are not in the cache; return whether any of them exists.
-
-        An `UnusableSchema` exists. False if all are in the cache already. Raises what the reader
-        raises.
-        """
-        missing = numbers - set(self.known)
-        for number in missing:
+    def fetch_missing(self, numbers: set[int]) -> None:
+        """Fetch the schemas that are not in the cache; raises what the reader raises."""
+        for number in numbers - set(self.known):
             schema = self._fetch(number)
             if schema is not None:
                 self.known[number] = schema
-        return bool(missing & set(self.known))
 
 
 def open_schema_registry(kafka: KafkaOptions) -> SchemaCache | None:

@@ -271,7 +271,7 @@ def _describe_columns(file: Path | io.BytesIO, size: int = 0) -> Footer | BadObj
 def _find_breaks(metadata: Any, size: int) -> Iterator[int]:
     row = last = 0
     for number in range(metadata.num_row_groups if size > BREAK_BYTES else 0):
-        if (row - last) * size >= BREAK_BYTES * metadata.num_rows:
+        if row > last and (row - last) * size >= BREAK_BYTES * metadata.num_rows:
             yield row
             last = row
         row += metadata.row_group(number).num_rows

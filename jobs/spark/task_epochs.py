@@ -300,5 +300,5 @@ def _find_error(answers: list[UnitAnswer]) -> TidegateError | None:
     """Why nothing of these rows can be sealed, whoever computes them."""
     corrupt = [key for answer in answers for key in answer.corrupt]
     if corrupt:
-        return CorruptObjectsError.for_keys(corrupt)
+        return CorruptObjectsError.for_keys(list(dict.fromkeys(corrupt)))
     return next((answer.error for answer in answers if answer.error is not None), None)

@@ -177,3 +177,33 @@ def test_what_is_no_schema(schema: bytes, reason: str) -> None:
     """It is refused when it is read."""
     with pytest.raises(ConfigurationError, match=reason):
         parse_avro_schema(schema)
+
+
+def test_types_with_attributes_that_are_none() -> None:
+    """A decimal without digits is its bytes, and what cannot be read costs no more than messages."""
+    kinds: list[tuple[Any, Any]] = [
+        ({"type": "bytes", "logicalType": "decimal"}, b"ab"),
+        ({"type": "string", "logicalType": "date"}, "x"),
+        ({"type": "int", "logicalType": ["x"]}, 1),
+    ]
+    assert read("binary", kinds) == [
+        (b"ab", None),
+        (b"x", None),
+        (None, "the message is not a record of the schema"),
+    ]
+
+
+def test_a_schema_that_contains_itself() -> None:
+    """Its values are JSON texts."""
+    schema = record(["null", "R"])
+    plain = {**PLAIN, "timestamp": "at"}
+    bodies = [b"\2\2\0", b"\2\0", b"\0", b"\2" * 30_000]
+    messages = [b"\0\0\0\0\1" + body for body in bodies]
+    found = rows(messages, {1: schema}, kafka=plain, schema={"at": "timestamp", "v": "string"})
+    dead = "the message is not a record of the schema"
+    assert [(row["v"], row["_why"]) for row in found] == [
+        ('{"v":{}}', None),
+        ("{}", None),
+        (None, dead),
+        (None, dead),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,13 @@ from tidegate.jobs.rows import batch_reading, slice_reading, unit_reading
 from tidegate.jobs.rows.batch_reading import decode_in_batches, fold_in_batches, read_in_batches
 from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
-from tidegate.jobs.rows.object_reading import open_part
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    InspectionUnit,
+    describe_unit,
+    open_part,
+)
+from tidegate.jobs.rows.slice_scan import MOST_CELLS
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
@@ -30,6 +37,7 @@ from tidegate.jobs.rows.unit_reading import (
     select_parts,
 )
 from tidegate.jobs.rules.duck_frame import DuckFrame
+from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 
 LATE = 8
 """Rows before this second are late."""
@@ -131,22 +139,27 @@ def test_batches_say_what_the_whole_unit_says(
     assert read_files(answer, tmp_path) == read_files(whole.answer, tmp_path)
 
 
+@pytest.mark.parametrize("is_read_whole", [False, True], ids=["batches", "whole"])
 @pytest.mark.parametrize("what", SOURCES)
 def test_batches_of_evaluated_rows_say_what_the_whole_unit_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, is_read_whole: bool
 ) -> None:
-    """Rows are read in batches, arrive in pieces of any size, and are folded in the same batches."""
+    """Rows are read in batches, arrive in pieces of any size, and are folded in the same batches.
+
+    Objects of one form may be few enough to be read at once, although those of the unit are not.
+    """
     order, unit = draw_unit(tmp_path, what, 0)
     spec = order.spec
     whole = read_unit(order, unit)
-    monkeypatch.setattr(batch_reading, "MOST_CELLS", 7 * spec.sources["a"].width)
+    most = 7 * spec.sources["a"].width
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", MOST_CELLS if is_read_whole else most)
     arrived: list[pa.Table] = []
     numbered = list(enumerate(list_parts(unit)))
     for source in "ab":
         own = [(place, p) for place, p in numbered if p.key.startswith(f"inbox/{source}/")]
         chosen = select_parts(unit, tuple(place for place, _ in own))
         readings = list(decode_in_batches(order, chosen, own[0][1].columns, str))
-        assert len(readings) > 1
+        assert is_read_whole or len(readings) > 1
         for rows_read in [reading.kept for reading in readings]:
             physical = dict(own[0][1].columns)
             frame = cast_to_declared(
@@ -156,6 +169,7 @@ def test_batches_of_evaluated_rows_say_what_the_whole_unit_says(
         assert sum(reading.answer.rows for reading in readings[-1:]) == len(
             rows_of_slice(unit, source)
         )
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most)
     folded = list(fold_in_batches(order, unit, arrived))
     kept = [reading.kept for reading in folded if reading.kept is not None]
     answer = folded[-1].answer
@@ -223,3 +237,42 @@ def test_partial_aggregates_of_all_batches_are_sent_together(
     order = order_of(spec, store)
     stored = read_all(replace(order, sent_bytes=1), unit)[0].partials["w"]
     assert isinstance(stored, StoredTable)
+
+
+def count_scratch_files() -> int:
+    """Open files of this process that have no name."""
+    links = Path("/proc/self/fd").iterdir()
+    return sum(path.is_symlink() and "(deleted)" in os.readlink(path) for path in links)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_decoded_rows_are_gone_after_their_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """Batches share the file of decoded rows; it is closed also if a later object is damaged."""
+    store, spec = LocalStore(tmp_path), spec_of({"a": {"format": "json"}}, windows={"w": WINDOW})
+    lines = b'{"t": "2026-01-01T00:00:00Z", "n": 1}\n' * 50
+    parts = []
+    for ordinal in range(2):
+        (tmp_path / str(ordinal)).write_bytes(lines)
+        source = spec.sources["a"]
+        found = FoundObject(str(ordinal), store.uri(str(ordinal)), len(lines))
+        (inspected,) = describe_unit(InspectionUnit(0, source, (found,))).found
+        assert isinstance(inspected, InspectedObject)
+        assert isinstance(inspected.content, Footer)
+        part = {"key": found.key, "etag": inspected.etag, "size": len(lines), "ordinal": ordinal}
+        rows = {"rows": 50, "row_start": 0, "row_end": 50}
+        parts.append({**part, **rows, "columns": inspected.content.columns})
+    cut = Cut((Slice(Member("a"), 0, join_seq(1, 50), tuple(parts)),))
+    (unit,) = divide_cut(spec, cut, {}, store)
+    if is_damaged:
+        (tmp_path / "1").write_bytes(b"")
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", 25 * spec.sources["a"].width)
+    before, open_files = count_scratch_files(), list[int]()
+    for reading in read_in_batches(order_of(spec, store), unit):
+        open_files.append(count_scratch_files() - before)
+        answer = reading.answer
+    del reading
+    assert max(open_files) == 1
+    assert count_scratch_files() == before
+    assert (answer.rows, answer.corrupt) == ((50, ("1",)) if is_damaged else (100, ()))

@@ -19,6 +19,7 @@ from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rows import object_reading, slice_reading
+from tidegate.jobs.rows.cut_division import SHARED
 from tidegate.jobs.rows.object_reading import (
     FoundObject,
     count_read_bytes,
@@ -98,11 +99,11 @@ def test_a_task_that_shares_an_object_fetches_its_row_groups_at_once(
     store, part, rows = planned
     fetched = count_fetched(monkeypatch)
     source = spec_of({"a": {}}).sources["a"]
-    share = {**part, "row_start": 18_000, "row_end": 42_000, "breaks": [18_000, 42_000]}
+    share = {**part, "row_start": 18_000, "row_end": 42_000, SHARED: True}
     assert read_rows(share, store).equals(rows["t"].slice(18_000, 24_000))
     assert len(fetched) == 2
     assert abs(fetched[1] - count_read_bytes(share, source, is_open=False)) < part["size"] / 20
-    whole = {**share, "row_start": 0, "row_end": 60_000}
+    whole = {**part, SHARED: False}
     assert count_read_bytes(whole, source, is_open=False) == part["size"]
     fetched.clear()
     monkeypatch.setattr(slice_reading, "LARGE_READ", 1)  # too much to be held
@@ -137,7 +138,7 @@ def test_an_object_without_a_footer_is_corrupt(
     store.put(KEY, b"PAR1" + bytes(part["size"] - 4))
     head = store.stat(KEY)
     assert head is not None
-    damaged = {**part, "etag": head.etag, "row_end": 6_000, "breaks": [6_000]}
+    damaged = {**part, "etag": head.etag, "row_end": 6_000, SHARED: True}
     with pytest.raises(CorruptObjectsError):
         read_rows(damaged, store)
 

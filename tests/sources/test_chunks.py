@@ -169,6 +169,7 @@ def test_chunks_of_typed_rows_are_those_of_the_whole(
     whole = read_typed_object(data, form)
     assert whole["amount"].to_pylist() == [*range(200)]
     use_chunks(monkeypatch, chunk)
+    monkeypatch.setattr(avro_files, "_ROWS_AT_ONCE", 10)
     tables = list(object_decoding._iterate_typed_tables(io.BytesIO(data), form))
     assert pa.concat_tables(tables).equals(whole)
     assert max(table.num_rows for table in tables) <= 40

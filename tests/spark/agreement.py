@@ -50,13 +50,16 @@ ROW_GROUP = 1 << 20
 Row = dict[str, Any]
 
 
-def divide_finely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a task read at most one row group of two rows of a slice that can be divided."""
+def divide_finely(monkeypatch: pytest.MonkeyPatch, share: int = 1) -> None:
+    """Let a task read at most so many bytes, or a row group, of a slice that can be divided.
+
+    A row group has two rows.
+    """
     monkeypatch.setattr("tests.spark.agreement.ROW_GROUP", 2)
     monkeypatch.setattr("tidegate.jobs.sources.object_inspection.BREAK_BYTES", 1)
-    for name in ("UNIT_BYTES", "_SHARE_BYTES"):
-        monkeypatch.setattr(f"tidegate.jobs.rows.cut_division.{name}", 1)
-    monkeypatch.setattr("tidegate.jobs.rows.cut_division._MOST_UNITS", 1 << 30)
+    limits = {"UNIT_BYTES": 1, "_SHARE_BYTES": share, "_REQUEST_BYTES": 1, "_MOST_UNITS": 1 << 30}
+    for name, value in limits.items():
+        monkeypatch.setattr(f"tidegate.jobs.rows.cut_division.{name}", value)
 
 
 def spec_of(sources: dict[str, dict[str, Any]] | None = None, **more: Any) -> PipelineSpec:

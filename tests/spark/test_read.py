@@ -11,13 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.rows.topic_messages import spec_of
-from tidegate.errors import TransientError
-from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decider import create_initial_state
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows.member_scan import MemberScan
-from tidegate.jobs.rows.slice_reading import CutPart, unreadable_objects_error
+from tidegate.jobs.rows.slice_reading import CutPart
 from tidegate.jobs.rows.slice_scan import keep_data_rows, scan_slice
 from tidegate.jobs.sources.kafka_source import KafkaSource
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
@@ -70,16 +68,6 @@ def test_rows_of_a_range_that_begins_anywhere(tmp_path: Path) -> None:
     _, found = scan_slice(spec, cut, [part], 0, create_initial_state(spec))
     assert found["_seq"].to_pylist() == offsets.to_pylist()
     assert found["n"].to_pylist() == list(range(6))
-
-
-def test_a_copy_that_cannot_be_read_is_no_dead_letter() -> None:
-    """A copy of offsets is fetched again, since the messages are in their topic.
-
-    An object is what it is.
-    """
-    key = piece().parts[0]["key"]
-    assert isinstance(unreadable_objects_error([key]), TransientError)
-    assert isinstance(unreadable_objects_error(["inbox/a.parquet"]), CorruptObjectsError)
 
 
 def scan_object(folder: Path, table: pa.Table, **source: Any) -> tuple[MemberScan, pa.Table]:
