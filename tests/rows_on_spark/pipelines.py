@@ -6,6 +6,7 @@ import csv
 import gzip
 import itertools
 import json
+import random
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import fastavro
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 from ruamel.yaml import YAML
@@ -108,6 +110,17 @@ def fill_formats(store: Store, folder: Path, rows: int) -> None:
     upload_folder(store, folder)
 
 
+def fill_long_texts(store: Store, folder: Path, rows: int) -> None:
+    """The rows of the benches, each with a text of 100 kB that does not compress well."""
+    generate(folder / "inbox", rows, 2)
+    dice = random.Random(5)
+    for path in sorted((folder / "inbox").rglob("*.parquet")):
+        table = pq.read_table(path)
+        texts = [dice.randbytes(50_000).hex() for _ in range(table.num_rows)]
+        pq.write_table(table.append_column("text", pa.array(texts)), path)
+    upload_folder(store, folder)
+
+
 def fill_preset(store: Store, _folder: Path, preset: str) -> None:
     """The input of a preset's example."""
     source = EXAMPLES / "input" / preset
@@ -184,6 +197,11 @@ def list_pipelines() -> list[Pipeline]:
     formats = build_default_fields("formats")
     for name, source in formats["sources"].items():
         source["format"] = FORMATS[name].partition(".")[0]
+    texts = build_default_fields("long_texts")
+    for source in texts["sources"].values():
+        source["schema"] = {**source["schema"], "text": "string"}
+    for window in texts["windows"].values():
+        window["aggregates"] = {"top": "max(text)"}  # more than the driver may merge
     kept = build_default_fields("kept")
     for window in kept["windows"].values():
         window["aggregates"]["middle"] = "sql(percentile(value, 0.5))"  # of the rows themselves
@@ -209,6 +227,7 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("only-spark", only_spark, many),
         Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
         Pipeline("formats", formats, partial(fill_formats, rows=40_000)),
+        Pipeline("long-texts", texts, partial(fill_long_texts, rows=320)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
     ]
