@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
 from tidegate.jobs.spec.pipeline import SourceSpec
 
@@ -35,7 +36,7 @@ _SERIALIZER_BYTES = 5
 _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
-_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 class DeadMessageError(ValueError):
@@ -70,6 +71,9 @@ def read_odd_messages(
         except DeadMessageError as error:
             row = {}
             reasons.append(str(error))
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            row = {}
+            reasons.append(f"the message cannot be read: {get_first_line(error)}")
         for name in own:
             values[name].append(row.get(name))
     texts = [

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +23,7 @@ _WELL_KNOWN_FILES = "any|duration|empty|field_mask|struct|timestamp|wrappers"
 _FIRST_MESSAGE_INDEX = b"\x00"  # short for the list [0]
 
 
+@lru_cache(maxsize=64)
 def find_message_index(schema: bytes, message: str) -> bytes:
     """The bytes by which a registry's serializer names a message of a file.
 

@@ -21,8 +21,8 @@ TICKS_PER_SECOND: Final = 1_000_000
 TICKS_PER_DAY: Final = 86_400 * TICKS_PER_SECOND
 _BLANKS: Final = "".join(map(chr, range(0x21))) + "\x7f"
 _WHOLE_NUMBER: Final = re.compile(r"[ \t-\r]*([+-]?[0-9]+)[ \t-\r]*")
-_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?")
-_DOUBLE: Final = re.compile(r"([+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
+_DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,9})?")
+_DOUBLE: Final = re.compile(r"([+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?)[fFdD]?")
 _NO_NUMBER: Final = re.compile(r"[+-]?inf(inity)?|[+-]?nan", re.IGNORECASE)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _DATE: Final = re.compile(
@@ -32,11 +32,13 @@ _TIME: Final = re.compile(
     r"(?P<year>[+-]?[0-9]{4,6})(-(?P<month>[0-9]{1,2})(-(?P<day>[0-9]{1,2})"
     r"([T ](?P<hour>[0-9]{1,2})(:(?P<minute>[0-9]{1,2})(:(?P<second>[0-9]{1,2})"
     r"(\.(?P<fraction>[0-9]*))?"
-    r"(?P<zone>[ ]*(Z|(?P<sign>[+-])(?P<hours>[0-9]{2})(:?(?P<minutes>[0-9]{2}))?))?)?)?)?)?)?"
+    r"(?P<zone>[ ]*(Z|(UTC|GMT|UT)?(?P<sign>[+-])(?P<hours>[0-9]{2})(:?(?P<minutes>[0-9]{2}))?))?"
+    r")?)?)?)?)?"
 )
 _HAS_ZONE: Final = re.compile(r"[Zz]\Z|[T ].*[+-][0-9]{2}(:?[0-9]{2})?\Z")
 _MOST_ZONE: Final = 18 * 60
 _MOST_DIGITS: Final = 38
+_LONGEST_NUMBER: Final = 19
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS: Final = {"int": 31, "long": 63}
 _BOOLEANS: Final = {
@@ -105,8 +107,13 @@ def _cast_whole_number(declared: str) -> Callable[[str], int | None]:
     def cast(text: str) -> int | None:
         """Return the number; None if it has a fraction or is too large."""
         found = _WHOLE_NUMBER.fullmatch(text)
-        digits = found[1].lstrip("+-0") if found else ""
-        return check_whole_number(int(found[1]), declared) if found and len(digits) < 20 else None
+        if found is None:
+            return None
+        digits = found[1].lstrip("+-0") or "0"
+        if len(digits) > _LONGEST_NUMBER:  # Python refuses to read thousands of digits
+            return None
+        number = int(digits)
+        return check_whole_number(-number if found[1].startswith("-") else number, declared)
 
     return cast
 
@@ -156,9 +163,10 @@ def _count_days(found: re.Match[str]) -> int | None:
 def _cast_time(text: str, source: SourceSpec) -> int | None:
     if source.parse.timestamps != "iso":
         return _cast_number_of_units(text, TICKS_PER_UNIT[source.parse.timestamps])
-    found = _TIME.fullmatch(text.strip(_BLANKS))
+    own = text.strip(_BLANKS)
+    found = _TIME.fullmatch(own)
     # A sign counts only behind a time of day: the end of a plain date is not a zone.
-    is_zoned = _HAS_ZONE.search(text) is not None
+    is_zoned = _HAS_ZONE.search(own) is not None
     if found is None or is_zoned != (found["zone"] is not None):
         return None
     ticks = _count_ticks(found)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ def cast(declared: str, text: str, **more: Any) -> Any:
     [
         *(
             ("long", " +007\t", 7),
+            ("long", "-" + "0" * 5000 + "1", -1),
             ("int", "-2147483648", -(2**31)),
             ("float", "1e39", float("inf")),
         ),
@@ -43,6 +45,8 @@ def cast(declared: str, text: str, **more: Any) -> Any:
         *(
             ("timestamp", "2026-03-01T10:00:00Z", MOMENT),
             ("timestamp", "2026-3-1 12:0:0 +02", MOMENT),
+            ("timestamp", "2026-03-01T12:00:00UTC+02:00 ", MOMENT),
+            ("timestamp", "2026-03-01T08:00:00 GMT-02", MOMENT),
         ),
     ],
 )
@@ -82,3 +86,29 @@ def test_numbers_of_a_unit(text: str, unit: str, ticks: int | None) -> None:
         assert found == f"v is no timestamp: {text}"
         return
     assert round(found.timestamp() * 1_000_000) == ticks
+
+
+@pytest.mark.parametrize("declared", ["double", "decimal(6,2)", "long"])
+def test_a_long_number_with_a_strange_end_is_read_in_linear_time(declared: str) -> None:
+    """Each step back of a pattern would try all digits again: minutes for this one."""
+    assert "no" in str(cast(declared, "1" * 200_000 + "x"))
+
+
+def test_a_message_that_is_cut_off_is_read_in_linear_time() -> None:
+    """JSON within JSON, as of a log: each escaped quote would look for its end again."""
+    text = '{"a": "' + '{\\"k\\":[1]}' * 20_000
+    (row,) = rows([text], one_by_one=True)
+    assert row["_why"] == "the message is not a JSON object"
+
+
+def test_no_error_of_a_decoder_stops_a_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task would be tried again, and fail again, at the same message."""
+    limit = sys.getrecursionlimit()
+
+    def fail(*_: Any) -> Any:
+        raise InvalidOperation("never seen before")
+
+    monkeypatch.setattr("tidegate.jobs.rows.odd_messages.cast_text", fail)
+    (row,) = rows(['{"n": "1"}'], one_by_one=True)
+    assert row["_why"] == "the message cannot be read: never seen before"
+    assert sys.getrecursionlimit() == limit
