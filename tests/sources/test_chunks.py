@@ -8,6 +8,7 @@ import os
 import resource
 import tempfile
 import tracemalloc
+import zlib
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tests.sources.encoded_objects import AVRO_SYNC, START, avro, spec
 from tidegate.errors import TransientError
 from tidegate.jobs.sources import avro as avro_files
 from tidegate.jobs.sources import byte_streams, object_decoding, text_chunks
-from tidegate.jobs.sources.byte_streams import ScratchFile
+from tidegate.jobs.sources.byte_streams import ScratchFile, open_compressed
 from tidegate.jobs.sources.object_decoding import (
     BadObject,
     decode_to_parquet,
@@ -177,6 +178,19 @@ def test_chunks_of_typed_rows_are_those_of_the_whole(
     assert decoded["item"].equals(whole["item"])
     if form == "avro":  # its last block does not end with the marker
         assert isinstance(decode("1.avro", data[:-1] + b"x", format=form)[0], BadObject)
+
+
+@pytest.mark.parametrize("level", [0, 1, 6, 9])
+@pytest.mark.parametrize("pattern", [b"\0", b"ab", bytes(range(256)), os.urandom(8192)])
+def test_deflated_data_is_read_to_its_end(pattern: bytes, level: int) -> None:
+    """Also what zlib still holds when all of the input is consumed; cut data is refused."""
+    for size in [n * io.DEFAULT_BUFFER_SIZE + more for n in range(1, 4) for more in range(-2, 3)]:
+        data = (pattern * (size // len(pattern) + 1))[:size]
+        squeeze = zlib.compressobj(level, wbits=-15)
+        packed = squeeze.compress(data) + squeeze.flush()
+        assert open_compressed("deflate", io.BytesIO(packed)).read() == data
+        with pytest.raises(EOFError):
+            open_compressed("deflate", io.BytesIO(packed[:-1])).read()
 
 
 @pytest.mark.parametrize("name", ["1.json", "1.csv.gz"])
