@@ -11,6 +11,7 @@ import tracemalloc
 import zlib
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
@@ -178,6 +179,24 @@ def test_chunks_of_typed_rows_are_those_of_the_whole(
     assert decoded["item"].equals(whole["item"])
     if form == "avro":  # its last block does not end with the marker
         assert isinstance(decode("1.avro", data[:-1] + b"x", format=form)[0], BadObject)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "most"), [(1, 150_000, 128 << 10), (64, 20_000, 1 << 14)]
+)
+def test_few_rows_of_avro_are_held_as_objects(columns: int, rows: int, most: int) -> None:
+    """Each takes some hundred bytes, also if it has one byte in the file."""
+    fields = [{"name": f"c{n}", "type": "int"} for n in range(columns)]
+    out, body = io.BytesIO(), bytes(rows * columns)
+    record = fastavro.parse_schema({"type": "record", "name": "r", "fields": fields})
+    fastavro.writer(out, record, [], sync_marker=AVRO_SYNC)
+    for number in (rows, len(body)):
+        fastavro.schemaless_writer(out, "long", number)
+    out.write(body + AVRO_SYNC)
+    out.seek(0)
+    sizes = [table.num_rows for table in avro_files.iterate_avro_tables(out, 4 << 20)]
+    assert sum(sizes) == rows
+    assert max(sizes) <= most
 
 
 @pytest.mark.parametrize("level", [0, 1, 6, 9])
