@@ -100,6 +100,18 @@ def test_chunks_of_csv_have_the_rows_of_the_whole(
     assert read_csv_texts(data, size, header=header) == whole
 
 
+@pytest.mark.parametrize("size", [4, 1 << 20])
+@pytest.mark.parametrize(
+    ("start", "item"), [("\ufeff", "a"), ("\n\n\ufeff", "\ufeffa"), ("\n", "a")]
+)
+def test_a_byte_order_mark_is_one_at_the_beginning_only(size: int, start: str, item: str) -> None:
+    """Behind a blank line it is part of the first value."""
+    data = f"{start}a,b,1\nbroken\n".encode()
+    row, broken = read_csv_texts(data, size, header=False)
+    assert (row["at"], row["item"]) == (item, "b")
+    assert broken[1] == "broken"
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     lines=st.lists(
