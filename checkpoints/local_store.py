@@ -85,7 +85,7 @@ class LocalStore:
                 self._temporary.mkdir(exist_ok=True)
                 self._lock_file.touch()
         except OSError as error:
-            raise _translate_os_error(self.root, error) from error
+            raise translate_os_error(self.root, error) from error
 
     def get(self, key: str) -> StoredObject:
         """Read one object."""
@@ -151,7 +151,7 @@ class LocalStore:
             except FileNotFoundError:
                 continue  # removed since the folder was read
             except OSError as error:
-                raise _translate_os_error(self.root / key, error) from error
+                raise translate_os_error(self.root / key, error) from error
             count += 1
             yield ObjectInfo(key, stat.st_size, "", stat.st_mtime)
 
@@ -270,7 +270,7 @@ class LocalStore:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise OBJECT_NOT_FOUND(uri=self.uri(key)) from error
         except OSError as error:
-            raise _translate_os_error(self.root / key, error) from error
+            raise translate_os_error(self.root / key, error) from error
 
     @contextmanager
     def _open_temporary(self, key: str) -> Iterator[Path]:
@@ -278,7 +278,7 @@ class LocalStore:
         try:
             yield temporary
         except OSError as error:
-            raise _translate_os_error(self.root / key, error) from error
+            raise translate_os_error(self.root / key, error) from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -292,7 +292,7 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise _translate_os_error(self.root / folder, error) from error
+            raise translate_os_error(self.root / folder, error) from error
         entries = self._escape_names(folder, entries)
         # Left out before they are sorted: a reader of a long folder asks for what is new. A folder
         # sorts with its slash, as its keys do: "a-b" comes before "a/b".
@@ -404,7 +404,8 @@ def _fsync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _translate_os_error(path: Path, error: OSError) -> TidegateError:
+def translate_os_error(path: Path, error: OSError) -> TidegateError:
+    """Return what a store says of an error of its file system; mostly it is transient."""
     cause = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
         return FOLDER_DENIED(path=path, cause=error.strerror)

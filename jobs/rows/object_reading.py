@@ -6,7 +6,10 @@ into a file that is gone when its last reader is.
 
 import hashlib
 import io
-from collections.abc import Sequence
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +18,15 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
-from tidegate.checkpoints.local_store import find_file
+from tidegate.checkpoints.local_store import find_file, translate_os_error
 from tidegate.checkpoints.s3_store import S3Store
+from tidegate.checkpoints.store import NotFoundError
 from tidegate.errors import TidegateError
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.byte_streams import ScratchFile, copy_to_scratch
-from tidegate.jobs.sources.object_decoding import BadObject, decode_to_parquet, needs_decoding
+from tidegate.jobs.sources.errors import OBJECT_CHANGED
+from tidegate.jobs.sources.object_decoding import decode_to_parquet, needs_decoding
 from tidegate.jobs.sources.object_inspection import (
     InspectedObject,
     describe_encoded_object,
@@ -41,15 +46,12 @@ So are Parquet objects that several tasks share.
 """
 
 
-class RangedObject(io.RawIOBase):
-    """One version of an object, of which Arrow reads the ranges that it needs.
+class _RangeReader(io.RawIOBase):
+    """Reads an object of a known size from any place."""
 
-    Reading raises what `S3Store.get_version` raises.
-    """
-
-    def __init__(self, store: S3Store, key: str, etag: str, size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self._store, self._key, self._etag, self._size = store, key, etag, size
+        self.size = size
         self._position = 0
 
     def readable(self) -> bool:
@@ -62,7 +64,9 @@ class RangedObject(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:  # a damaged object names such a place
+            raise ValueError(f"there is no place {base + offset} in an object")
         self._position = base + offset
         return self._position
 
@@ -72,13 +76,86 @@ class RangedObject(io.RawIOBase):
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        left = max(self._size - self._position, 0)
+        left = max(self.size - self._position, 0)
         length = left if size < 0 else min(size, left)
         if not length:
             return b""
-        data = self._store.get_version(self._key, self._etag, self._position, length)
+        data = self.read_range(self._position, length)
         self._position += len(data)
         return data
+
+    @abstractmethod
+    def read_range(self, start: int, length: int) -> bytes:
+        """Return bytes from a place on."""
+
+
+class RangedObject(_RangeReader):
+    """One version of an object, of which Arrow reads the ranges that it needs.
+
+    Reading raises what `S3Store.get_version` raises.
+    """
+
+    def __init__(self, store: S3Store, key: str, etag: str, size: int) -> None:
+        super().__init__(size)
+        self._store, self._key, self._etag = store, key, etag
+
+    def read_range(self, start: int, length: int) -> bytes:
+        return self._store.get_version(self._key, self._etag, start, length)
+
+
+class LocalFile(_RangeReader):
+    """A file of a local store as it was when it was opened.
+
+    Opening and reading raise what `LocalStore` raises: the object is not damaged because a disk
+    does not answer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(0)
+        self._path = path
+        self._failure: TidegateError | None = None
+        with self._translate_errors():
+            self._file = path.open("rb")
+        self._version = self._find_version()
+        self.size = self._version[0]
+
+    def read_range(self, start: int, length: int) -> bytes:
+        with self._translate_errors():
+            self._file.seek(start)
+            return self._file.read(length)
+
+    def check_reads(self) -> None:
+        """Refuse what was read if a read has failed, or the file has been written meanwhile.
+
+        Arrow's reader of ORC says of any error that the file is damaged.
+
+        Raises:
+            TidegateError: what the read raised, or that the file has been written.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._find_version() != self._version:
+            raise OBJECT_CHANGED(uri=self._path)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def _find_version(self) -> tuple[int, int]:
+        with self._translate_errors():
+            stat = os.fstat(self._file.fileno())
+        return stat.st_size, stat.st_mtime_ns
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise OBJECT_NOT_FOUND(uri=self._path) from error
+        except OSError as error:
+            self._failure = translate_os_error(self._path, error)
+            raise self._failure from error
 
 
 @dataclass(frozen=True)
@@ -141,6 +218,8 @@ def _describe_newest(one: FoundObject, source: SourceSpec) -> InspectedObject:
             if is_encoded
             else read_footer(size, partial(_read_range, file), size)
         )
+        if isinstance(file, LocalFile):  # its ETag and its rows were read one after the other
+            file.check_reads()
     return InspectedObject(one.key, etag, size, content)
 
 
@@ -203,14 +282,13 @@ def make_part(
 
 def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     key, columns = part["key"], part["columns"]
-    try:
-        file = _open_planned(part, uri, source)
-    except OSError as error:
-        raise CorruptObjectsError.for_keys([key]) from error
     out = ScratchFile()
-    with file:
+    with _open_planned(part, uri, source) as file:
+        bad = decode_to_parquet(key, file, source, out, columns)
+        if isinstance(file, LocalFile):
+            file.check_reads()
         # The plan could count its rows, so it has changed since, or its values are damaged.
-        if isinstance(decode_to_parquet(key, file, source, out, columns), BadObject):
+        if bad is not None:
             raise CorruptObjectsError.for_keys([key])
     return out
 
@@ -218,7 +296,10 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
 def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
     """Open an object that is to be decoded."""
     if "://" not in uri:
-        return find_file(Path(uri)).open("rb")
+        try:
+            return LocalFile(find_file(Path(uri)))
+        except NotFoundError as error:
+            raise CorruptObjectsError.for_keys([part["key"]]) from error
     store, key = _locate_object(uri)
     return _open_for_decoding(_open_version(store, key, part["etag"], part["size"]), source)
 
@@ -226,12 +307,9 @@ def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:
     """Return the ETag and the size of an object as it is now, and a file of it."""
     if "://" not in found.uri:
-        try:
-            file = find_file(Path(found.uri)).open("rb")
-        except FileNotFoundError as error:
-            raise OBJECT_NOT_FOUND(uri=found.uri) from error
+        file = LocalFile(find_file(Path(found.uri)))
         etag = hashlib.file_digest(file, "sha256").hexdigest()  # its ETag in a local store
-        return etag, file.tell(), file
+        return etag, file.size, file
     store, key = _locate_object(found.uri)
     if found.size <= RANGED_BYTES:
         stored = store.get(key)

@@ -64,6 +64,9 @@ _HEADER = fastavro.parse_schema(
 _MOST_VALUE_BYTES: Final = 32 << 20
 """Of one value in a stream."""
 _ROWS_AT_ONCE: Final = 100
+# Of one table. Until it is made, rows are Python's, which takes far more memory than their bytes.
+_MOST_ROWS: Final = 128 << 10
+_MOST_VALUES: Final = 1 << 20
 _SNAPPY = "snappy"
 # Codecs of Avro, and their names in `byte_streams`.
 _CODECS = {
@@ -84,7 +87,7 @@ class AvroError(ValueError):
 
 
 def iterate_avro_tables(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Table]:
-    """Yield the rows of an object container file, about so many bytes of them at a time.
+    """Yield the rows of an object container file, about so many bytes of them at a time, or fewer.
 
     There is at least one table. Only blocks with snappy are held whole if they are larger.
 
@@ -113,19 +116,20 @@ def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Tabl
     if codec not in _CODECS:
         raise AvroError(f"unknown codec {codec!r}")
     record = _RecordSchema(json.loads(meta["avro.schema"], object_hook=_drop_ignored))
+    most = max(min(_MOST_VALUES // record.width, _MOST_ROWS), 1)
     rows: list[dict[str, Any]] = []
     held = 0
     for count, values in _iterate_blocks(stream, codec, header["sync"], chunk_bytes):
         begun = 0
         # A block that is held may well be decoded in larger steps.
-        step = _ROWS_AT_ONCE if isinstance(values, io.BytesIO) else 1
+        step = min(_ROWS_AT_ONCE, most) if isinstance(values, io.BytesIO) else 1
         for number in range(0, count, step):
             rows += record.read_rows(values, min(step, count - number))
             position = values.tell()
             # fastavro believes any count. A row without a byte has no event time either.
             if number > position:
                 raise AvroError(f"a block of {count} rows ends after {position} bytes")
-            if held + position - begun >= chunk_bytes:
+            if held + position - begun >= chunk_bytes or len(rows) > most - step:
                 yield record.to_table(rows)
                 rows, held, begun = [], 0, position
         held += values.tell() - begun
@@ -226,6 +230,11 @@ class _RecordSchema:
         # overflows the stack and kills the driver; its Python twin raises RecursionError.
         reader = pure_fastavro if self._has_references else fastavro
         return [reader.schemaless_reader(values, self._physical, None) for _ in range(count)]
+
+    @property
+    def width(self) -> int:
+        """The number of values in a row, at least one."""
+        return max(len(self._types), 1)
 
     def to_table(self, rows: list[dict[str, Any]]) -> pa.Table:
         """Return the rows as a table; nested values become JSON text."""

@@ -116,12 +116,12 @@ class _InflatedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = b""
-        while not data and not self._inflater.eof:
-            packed = self._inflater.unconsumed_tail or self._stream.read(io.DEFAULT_BUFFER_SIZE)
+        inflater, packed = self._inflater, self._inflater.unconsumed_tail
+        # Without input, too: zlib holds what the last buffer had no room for.
+        while not (data := inflater.decompress(packed, len(buffer))) and not inflater.eof:
+            packed = inflater.unconsumed_tail or self._stream.read(io.DEFAULT_BUFFER_SIZE)
             if not packed:
                 raise EOFError("the compressed data ends too early")
-            data = self._inflater.decompress(packed, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 

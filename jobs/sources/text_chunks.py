@@ -60,7 +60,8 @@ def iterate_csv_chunks(text: ByteStream, delimiter: str, quote: str) -> Iterator
             end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
         chunk = rest[:end].lstrip(b"\r\n")
         if chunk:
-            yield chunk
+            # Behind a blank line, a byte order mark is part of the first value.
+            yield rest[:end] if is_first else chunk
             rest, is_first = rest[end:], False
         elif end:
             rest = b"\n" + rest[end:]  # blank lines are no rows

@@ -8,8 +8,10 @@ import os
 import resource
 import tempfile
 import tracemalloc
+import zlib
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
@@ -21,7 +23,7 @@ from tests.sources.encoded_objects import AVRO_SYNC, START, avro, spec
 from tidegate.errors import TransientError
 from tidegate.jobs.sources import avro as avro_files
 from tidegate.jobs.sources import byte_streams, object_decoding, text_chunks
-from tidegate.jobs.sources.byte_streams import ScratchFile
+from tidegate.jobs.sources.byte_streams import ScratchFile, open_compressed
 from tidegate.jobs.sources.object_decoding import (
     BadObject,
     decode_to_parquet,
@@ -96,6 +98,18 @@ def test_chunks_of_csv_have_the_rows_of_the_whole(
     data = (start + "".join(pieces)).encode("utf-8", "surrogateescape")
     whole = read_csv_texts(data, 1 << 20, header=header)
     assert read_csv_texts(data, size, header=header) == whole
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+@pytest.mark.parametrize(
+    ("start", "item"), [("\ufeff", "a"), ("\n\n\ufeff", "\ufeffa"), ("\n", "a")]
+)
+def test_a_byte_order_mark_is_one_at_the_beginning_only(size: int, start: str, item: str) -> None:
+    """Behind a blank line it is part of the first value."""
+    data = f"{start}a,b,1\nbroken\n".encode()
+    row, broken = read_csv_texts(data, size, header=False)
+    assert (row["at"], row["item"]) == (item, "b")
+    assert broken[1] == "broken"
 
 
 @settings(max_examples=100, deadline=None)
@@ -177,6 +191,37 @@ def test_chunks_of_typed_rows_are_those_of_the_whole(
     assert decoded["item"].equals(whole["item"])
     if form == "avro":  # its last block does not end with the marker
         assert isinstance(decode("1.avro", data[:-1] + b"x", format=form)[0], BadObject)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "most"), [(1, 150_000, 128 << 10), (64, 20_000, 1 << 14)]
+)
+def test_few_rows_of_avro_are_held_as_objects(columns: int, rows: int, most: int) -> None:
+    """Each takes some hundred bytes, also if it has one byte in the file."""
+    fields = [{"name": f"c{n}", "type": "int"} for n in range(columns)]
+    out, body = io.BytesIO(), bytes(rows * columns)
+    record = fastavro.parse_schema({"type": "record", "name": "r", "fields": fields})
+    fastavro.writer(out, record, [], sync_marker=AVRO_SYNC)
+    for number in (rows, len(body)):
+        fastavro.schemaless_writer(out, "long", number)
+    out.write(body + AVRO_SYNC)
+    out.seek(0)
+    sizes = [table.num_rows for table in avro_files.iterate_avro_tables(out, 4 << 20)]
+    assert sum(sizes) == rows
+    assert max(sizes) <= most
+
+
+@pytest.mark.parametrize("level", [0, 1, 6, 9])
+@pytest.mark.parametrize("pattern", [b"\0", b"ab", bytes(range(256)), os.urandom(8192)])
+def test_deflated_data_is_read_to_its_end(pattern: bytes, level: int) -> None:
+    """Also what zlib still holds when all of the input is consumed; cut data is refused."""
+    for size in [n * io.DEFAULT_BUFFER_SIZE + more for n in range(1, 4) for more in range(-2, 3)]:
+        data = (pattern * (size // len(pattern) + 1))[:size]
+        squeeze = zlib.compressobj(level, wbits=-15)
+        packed = squeeze.compress(data) + squeeze.flush()
+        assert open_compressed("deflate", io.BytesIO(packed)).read() == data
+        with pytest.raises(EOFError):
+            open_compressed("deflate", io.BytesIO(packed[:-1])).read()
 
 
 @pytest.mark.parametrize("name", ["1.json", "1.csv.gz"])
