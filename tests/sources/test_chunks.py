@@ -9,6 +9,7 @@ import resource
 import tempfile
 import tracemalloc
 import zlib
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -274,13 +275,15 @@ def test_a_line_that_is_too_long_costs_its_row(monkeypatch: pytest.MonkeyPatch) 
     assert "a row has more than 2000 bytes" in bad.detail
 
 
-def test_a_disk_without_room_is_no_fault_of_the_object() -> None:
+def test_a_disk_without_room_is_no_fault_of_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the folder; nothing is left there."""
     source, data = (
         spec(format="csv").sources["a"],
         b"at,item\n" + os.urandom(100_000).hex().encode(),
     )
-    before = os.listdir(tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     out = ScratchFile()
     try:
@@ -290,8 +293,8 @@ def test_a_disk_without_room_is_no_fault_of_the_object() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert failed.value.code == "source.no_scratch"
-    assert tempfile.gettempdir() in failed.value.message
-    assert set(os.listdir(tempfile.gettempdir())) <= {*before}
+    assert str(tmp_path) in failed.value.message
+    assert not os.listdir(tmp_path)
 
 
 def test_a_scratch_file_is_gone_with_its_last_reader() -> None:
