@@ -27,7 +27,7 @@ from tidegate.jobs.rules.native_support import (
     explain_unproven_expressions,
 )
 from tidegate.jobs.spec.executor_memory import build_container_settings
-from tidegate.jobs.spec.operations import SparkSpec, add_connector_jars
+from tidegate.jobs.spec.operations import QUICK_COMPILING, SparkSpec, add_connector_jars
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.json_types import read_data_file
 
@@ -37,6 +37,8 @@ _SETTINGS: dict[str, dict[str, str]] = read_data_file(__package__, "spark_settin
 RESULT_SETTING: Final = "spark.driver.maxResultSize"
 """Bytes that the tasks of a job may send to the driver."""
 _JVM_OPTIONS = "spark.driver.extraJavaOptions"
+_EXECUTOR_OPTIONS: Final = "spark.executor.defaultJavaOptions"
+"""Options of executors, to which Spark adds the user's own."""
 _CONNECT_RETRIES = 6
 """Of a request to a Connect server, about 20 s: then it is gone, and what it held is gone with it.
 
@@ -64,8 +66,12 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     python = spec.spark.conf.get("spark.pyspark.python", sys.executable)
     os.environ.setdefault("PYSPARK_PYTHON", python)
     spark = add_connector_jars(spec)
-    if spark.jvm == "auto" and runs_on_one_host(spark) and _is_evaluated_by_spark(spec):
-        spark = spark.model_copy(update={"jvm": "throughput"})
+    if _is_evaluated_by_spark(spec):
+        if spark.jvm == "auto" and runs_on_one_host(spark):
+            spark = spark.model_copy(update={"jvm": "throughput"})
+    elif spark.jvm != "throughput" and not is_submitted():
+        conf = {_EXECUTOR_OPTIONS: QUICK_COMPILING, **spark.conf}
+        spark = spark.model_copy(update={"conf": conf})
     return start_classic_session(spark, spec.name)
 
 

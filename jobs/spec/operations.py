@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -95,6 +95,11 @@ class CheckpointSpec(SpecModel):
     """
 
 
+# With one compiler Java reserves 48 MB for code, and ends when Spark has filled them.
+QUICK_COMPILING: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Options of a JVM that compiles lightly."""
+
+
 class SparkSpec(SpecModel):
     """The Spark session of the driver."""
 
@@ -107,7 +112,8 @@ class SparkSpec(SpecModel):
     sooner. ``throughput`` is faster where Spark SQL evaluates millions of rows in this JVM.
 
     ``auto`` is ``throughput`` for a driver that is started as a process with a local master, if
-    Spark SQL evaluates rows of the pipeline; else ``quick``.
+    Spark SQL evaluates rows of the pipeline; else ``quick``. Executors compile lightly as well if
+    the driver is started as a process, Spark SQL evaluates no rows, and it is not ``throughput``.
     """
     staging: Literal["disk", "bucket"] = "disk"
     """Has no effect any more, and `validate` says so: reducers run in tasks, wherever these are."""
@@ -126,9 +132,7 @@ class SparkSpec(SpecModel):
         ``auto`` has those of ``quick``; `spark_session.open_session` resolves it before. A new JVM
         spends most of its first minute compiling what a small epoch runs a few times.
         """
-        # With one compiler Java reserves 48 MB for code, and ends when Spark has filled them.
-        quick = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-        return "" if self.jvm == "throughput" else quick
+        return "" if self.jvm == "throughput" else f"{QUICK_COMPILING} -XX:+UseSerialGC"
 
 
 class SubmitSpec(SpecModel):

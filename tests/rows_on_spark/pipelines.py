@@ -254,7 +254,11 @@ def read_pipeline(spec: Path, folder: Path) -> Pipeline:
             options = ("--until-idle", "15")
             continue
         source["bounded"] = True
-        places.append(f"{path.rstrip('/')}/_DONE")
+        root = path.rstrip("/")
+        members = [root]
+        if source.get("partition_by") == "folder":
+            members = [f"{root}/{one.name}" for one in (folder / root).iterdir() if one.is_dir()]
+        places += [f"{member}/_DONE" for member in members]
 
     def fill(store: Store, _folder: Path) -> None:
         """Upload the files, then the markers."""

@@ -57,17 +57,23 @@ def test_only_a_driver_without_a_cluster_uses_unix_sockets(
 
 
 @pytest.mark.parametrize(
-    ("jvm", "master", "where", "is_quick"),
+    ("jvm", "master", "where", "is_quick", "are_executors_quick"),
     [
-        ("auto", "local[2]", "k <> 'x'", True),
-        ("auto", "local[2]", "xxhash64(k) <> 1", False),
-        ("auto", "spark://host:7077", "xxhash64(k) <> 1", True),
-        ("quick", "local[2]", "xxhash64(k) <> 1", True),
-        ("throughput", "local[2]", "k <> 'x'", False),
+        ("auto", "local[2]", "k <> 'x'", True, True),
+        ("auto", "local[2]", "xxhash64(k) <> 1", False, False),
+        ("auto", "spark://host:7077", "k <> 'x'", True, True),
+        ("auto", "spark://host:7077", "xxhash64(k) <> 1", True, False),
+        ("quick", "local[2]", "xxhash64(k) <> 1", True, False),
+        ("throughput", "local[2]", "k <> 'x'", False, False),
     ],
 )
 def test_a_jvm_compiles_lightly_unless_it_evaluates_rows(
-    monkeypatch: pytest.MonkeyPatch, jvm: str, master: str, where: str, is_quick: bool
+    monkeypatch: pytest.MonkeyPatch,
+    jvm: str,
+    master: str,
+    where: str,
+    is_quick: bool,
+    are_executors_quick: bool,
 ) -> None:
     """`auto`, which is the default, knows it by the master and by the expressions."""
     builder = Builder()
@@ -76,6 +82,7 @@ def test_a_jvm_compiles_lightly_unless_it_evaluates_rows(
     spec = spec_of({"a": {"where": where}}, spark={"master": master, "jvm": jvm})
     spark_session.open_session(spec)
     assert ("TieredStopAtLevel" in builder.settings["spark.driver.extraJavaOptions"]) is is_quick
+    assert ("spark.executor.defaultJavaOptions" in builder.settings) is are_executors_quick
     assert SparkSpec().jvm == "auto"
 
 
