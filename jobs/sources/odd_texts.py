@@ -4,6 +4,7 @@ Readers of CSV refuse an object for one byte that is not UTF-8, and move a quote
 of a quoted value. Here each such place gets a character that the text does not have.
 """
 
+import codecs
 import re
 from dataclasses import dataclass, field
 
@@ -68,7 +69,9 @@ def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
     quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
     # Most objects have no such value.
     usual = rb"(?:%b(?!%b)|%b%b*+|[%b\r\n])*+" % (quoted, stop, other, stop, ends)
-    match = re.match(usual, found.data)
+    # A byte-order mark is no part of the first value.
+    start = len(codecs.BOM_UTF8) if found.data.startswith(codecs.BOM_UTF8) else 0
+    match = re.compile(usual).match(found.data, start)
     if match is not None and match.end() == len(found.data):
         return
     mark = _choose_mark(found.data.decode())
@@ -78,7 +81,7 @@ def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
         return value[0] + mark.encode() if value["tail"] else value[0]
 
     values = rb"%b(?P<tail>%b*)|%b%b*" % (quoted, stop, other, stop)
-    found.data = re.sub(values, add_mark, found.data)
+    found.data = found.data[:start] + re.sub(values, add_mark, found.data[start:])
     found.complaints[mark] = "a value goes on behind its closing quote"
 
 

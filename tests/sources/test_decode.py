@@ -333,6 +333,15 @@ def test_csv_text_behind_a_closing_quote_costs_its_row(tmp_path: Path) -> None:
     assert said == ["a value goes on behind its closing quote"] * len(odd)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_quoted_value(tmp_path: Path) -> None:
+    """The end of its line would be taken for the quotes of the next one."""
+    text = '\ufeff"soon,"er,a,1\n2026-03-01T00:00:00Z,"a, b",1\n'
+    rows, _ = read({"1.csv": text.encode()}, tmp_path, format="csv", parse={"header": False})
+    said = [row.bad[1] for row in rows if row.bad]
+    assert said == ["a value goes on behind its closing quote"]
+    assert [row.values["item"] for row in rows if not row.bad] == ["a, b"]
+
+
 def test_added_columns_may_be_ignored(tmp_path: Path) -> None:
     """A column no one declared is left out and named in the plan, unless `added: dead_letter`."""
     text = lines({**ROWS[0], "x": 1, 'y"': 2}, *ROWS[1:])
