@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
 
@@ -114,6 +114,7 @@ class LocalFile(_RangeReader):
         super().__init__(0)
         self._path = path
         self._failure: TidegateError | None = None
+        self._file: BinaryIO = io.BytesIO()  # what `close` finds if there is no such file
         with self._translate_errors():
             self._file = path.open("rb")
         self._version = self._find_version()

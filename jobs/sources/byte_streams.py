@@ -64,8 +64,9 @@ class ScratchFile(io.RawIOBase):
 
     def __init__(self) -> None:
         super().__init__()
+        self._file: Any = io.BytesIO()  # what `close` finds if there can be no file
         with _name_folder():
-            self._file: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
     def readable(self) -> bool:
         return True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import io
 import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,14 @@ from tests.spark.agreement import spec_of
 from tidegate.errors import TidegateError, TransientError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
-from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects, open_part
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    LocalFile,
+    describe_unit,
+    divide_objects,
+    open_part,
+)
+from tidegate.jobs.sources.byte_streams import ScratchFile
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject
@@ -142,3 +151,15 @@ def test_a_file_that_is_written_in_place_is_inspected_again(
     content = inspect(path, source).content
     assert isinstance(content, Footer)
     assert content.rows == 2
+
+
+def test_a_file_that_cannot_be_opened_leaves_nothing_to_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python closes what it collects, and since 3.13 it says if that fails."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(TransientError):
+        ScratchFile()
+    with pytest.raises(TidegateError):
+        LocalFile(tmp_path / "gone")
+    gc.collect()  # warnings are errors
