@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 from pydantic import SecretStr
 
 from tests.servers.certificates import make_certificate
@@ -88,7 +90,7 @@ class CertifiedMinio:
 def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
     """A MinIO over TLS with its data in this folder, until the end of the block.
 
-    It listens, and may still be starting.
+    It takes writes.
     """
     server = MinioServer(ensure_minio(print), folder / "data", folder / "minio.log")
     ca = make_certificate(folder, folder / "minio-certs")
@@ -99,9 +101,33 @@ def certified(folder: Path, bucket: str = "tls") -> Iterator[CertifiedMinio]:
         while not _listens(server.port):
             assert time.monotonic() < deadline, "MinIO does not listen"
             time.sleep(0.1)
-        yield CertifiedMinio(server, bucket, ca)
+        found = CertifiedMinio(server, bucket, ca)
+        while not _takes_writes(found):
+            assert time.monotonic() < deadline, "MinIO takes no writes"
+            time.sleep(0.1)
+        yield found
     finally:
         server.stop()
+
+
+def _takes_writes(minio: CertifiedMinio) -> bool:
+    """Whether it has started: before, it listens and answers 503."""
+    settings = minio.settings()
+    client = boto3.client(
+        "s3",
+        endpoint_url=settings.endpoint,
+        aws_access_key_id=minio.server.root.access_key,
+        aws_secret_access_key=minio.server.root.secret_key,
+        region_name=REGION,
+        verify=str(minio.ca),
+    )
+    with closing(client):
+        try:
+            client.put_object(Bucket=minio.bucket, Key="started", Body=b"")
+            client.delete_object(Bucket=minio.bucket, Key="started")
+        except (BotoCoreError, ClientError):
+            return False
+    return True
 
 
 def _listens(port: int) -> bool:
