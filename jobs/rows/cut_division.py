@@ -141,7 +141,9 @@ def _divide_part(source: SourceSpec, part: JsonObject, most: float) -> Iterator[
         pieces = ceil((end - start) * _MESSAGE_BYTES / most)
         yield from divide_range(part, min(pieces, end - start))
         return
-    bounds = [] if needs_decoding(source, part["key"]) else part.get("breaks", [])
+    # A slice may have been cut short since it was planned.
+    inside = [row for row in part.get("breaks", ()) if start < row < end]
+    bounds = [] if needs_decoding(source, part["key"]) else inside
     shared = {**part, SHARED: bool(bounds)}
     for first, last in zip([start, *bounds], [*bounds, end], strict=True):
         yield {**shared, "breaks": [], "row_start": first, "row_end": last}

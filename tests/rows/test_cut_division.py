@@ -174,3 +174,14 @@ def test_an_object_that_has_to_be_decoded_is_read_by_one_task(tmp_path: Path) ->
     assert len(divide(tmp_path, parts)) == 4
     renamed = spec_of({"a": {"evolution": {"renamed": {"m": "n"}}}, "b": {}})
     assert len(divide(tmp_path, parts, renamed)) == 2
+
+
+def test_a_slice_that_was_cut_short_is_divided_within_its_rows(tmp_path: Path) -> None:
+    """A barrier of another source may end it before a break that was planned."""
+    example = draw_parts(random.Random(0))[0]
+    part = {**example, "rows": 900, "row_start": 350, "row_end": 700, "size": 90 * MIB}
+    parts = ({**part, "breaks": [300, 600, 800]},)
+    units = divide(tmp_path, parts)
+    assert list_ranges(units[1:]) == [(part["key"], 350, 700)]
+    read = [one for unit in units[1:] for one in unit.cut.slices[0].parts]
+    assert [(one["row_start"], one["row_end"]) for one in read] == [(350, 600), (600, 700)]
