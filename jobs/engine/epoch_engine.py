@@ -354,13 +354,20 @@ class Engine:
     def _survey_cut(self, cut: Cut, asked: EpochRequests, folders: AttemptFolders) -> SurveyedCut:
         """Step 2: survey, and once more if a barrier row cuts a slice short."""
         self._faults.reach("survey")
-        state, mover = self.resume_state, self._ports.mover
+        state = self.resume_state
+
+        def survey_rows(chosen: Cut) -> SurveyedCut:
+            """Survey a cut from where the newest epoch has ended."""
+            return self._ports.mover.survey(
+                chosen, state.decider, folders, state.released_max, state.next_position
+            )
+
         with self._steps.measure_step("survey"), self._blame_changed_objects(cut):
-            surveyed = mover.survey(cut, state.decider, folders, state.released_max)
+            surveyed = survey_rows(cut)
             # Once is enough: a slice that ends behind its first barrier has no second one.
             trimmed = self._trim_at_barriers(cut, surveyed.survey)
             if trimmed != cut:
-                surveyed = mover.survey(trimmed, state.decider, folders, state.released_max)
+                surveyed = survey_rows(trimmed)
         self._refuse_dead_objects(trimmed)
         # Only here, because a survey may take minutes. The sources have answered by now, so all
         # time up to here was worked.

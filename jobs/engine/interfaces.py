@@ -352,6 +352,7 @@ class Mover(Protocol):
         state: JsonView,
         folders: AttemptFolders,
         released_max: ReleaseMark | None = None,
+        next_position: int | None = None,
     ) -> SurveyedCut:
         """Summarise the cut: fill in the survey's `members`. The engine fills in everything else.
 
@@ -361,7 +362,8 @@ class Mover(Protocol):
         A slice whose first barrier row is not its last row is reported with that barrier; the
         engine trims the slice to end behind the barrier and surveys again. `state` is the decider's
         state before the epoch: punctuation carried over and `max_jump` need it. `released_max` is
-        as in `Survey`: in an exact order rows below it are late.
+        as in `Survey`: in an exact order rows below it are late. `next_position` is as in
+        `MoveOrder`; with it the mover may write events already.
 
         Raises:
             PoisonError: a row that `on_bad: fail` refuses, named.

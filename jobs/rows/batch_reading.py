@@ -173,12 +173,16 @@ def divide_unit(spec: PipelineSpec, unit: ReadUnit) -> list[ReadUnit]:
     """
     if unit.count_cells(spec) <= MOST_CELLS:
         return [unit]
-    found = []
+    found = list[ReadUnit]()
     for index, number, piece in zip(unit.indexes, unit.pieces, unit.cut.slices, strict=True):
         most = max(MOST_CELLS // spec.sources[piece.member.source].width, 1)
+        positions = None if unit.positions is None else {index: unit.positions[index]}
         for parts in _divide_parts(piece.parts, most):
             cut = Cut((replace(piece, parts=parts),))
-            found.append(replace(unit, indexes=(index,), pieces=(number,), cut=cut))
+            batch = replace(unit, indexes=(index,), pieces=(number,), cut=cut, positions=positions)
+            found.append(batch)
+            if positions is not None:
+                positions = {index: positions[index] + batch.count_rows()[index]}
     return found
 
 
@@ -226,6 +230,7 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
         _add_slice(total, one)
     if answer.kept is not None:
         total.kept = answer.kept if total.kept is None else _add_kept(total.kept, answer.kept)
+    total.events += answer.events
     total.late_files += answer.late_files
     total.late += answer.late
     total.late_counts += answer.late_counts

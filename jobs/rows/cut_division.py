@@ -5,6 +5,7 @@ the same rows are made of the same parts and merged in the same order on every c
 of doubles are the same bytes.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -47,6 +48,8 @@ class ReadUnit:
         cut: the slices, each with the parts that the task reads.
         uris: key of an object -> its address (`Store.uri`).
         state: the part of the decider's state before the epoch that is about these slices.
+        positions: index of a slice -> position of its first row in the events table, if all planned
+            rows leave: the task that reads them writes the events then. None: it keeps the rows.
     """
 
     number: int
@@ -55,6 +58,14 @@ class ReadUnit:
     cut: Cut
     uris: dict[str, str]
     state: JsonObject
+    positions: dict[int, int] | None = None
+
+    def count_rows(self) -> Counter[int]:
+        """Return index of a slice -> rows that were planned."""
+        found = Counter[int]()
+        for index, piece in zip(self.indexes, self.cut.slices, strict=True):
+            found[index] = sum(part["row_end"] - part["row_start"] for part in piece.parts)
+        return found
 
     def count_cells(self, spec: PipelineSpec) -> int:
         """Values that it reads or selects: rows times columns."""

@@ -1,10 +1,10 @@
-"""The files of the events table, and of rows that wait, as the tasks of a second job write them.
+"""The files of the events table, and of rows that wait, as tasks write them.
 
-The rows are those that the tasks of the first job kept (`kept_rows`), and, for an ordered release,
+The rows are those that the tasks of a first job kept (`kept_rows`), and, for an ordered release,
 those of live order segments. Positions are contiguous over all files.
 
 - *Without an order* a task writes the rows of its unit; the driver knows from the first job at
-  which position each slice begins.
+  which position each slice begins. Where it knows that before, the tasks of the first job write.
 - *In order* rows are divided into ranges of (section, event time), the targets: late rows that
   leave at once, rows that leave in order, and rows that stay. Either tasks cut rows, which Spark
   moves to a task for each target, or each task reads all rows and writes its share of the targets.
@@ -14,7 +14,7 @@ those of live order segments. Positions are contiguous over all files.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
 from .attempt_files import open_task_store, store_task_rows
+from .cut_division import ReadUnit
 from .errors import KEPT_ROWS_LOST
 from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
 from .task_report import TaskReport
@@ -65,7 +66,7 @@ class EventMember:
     source: str
     partition: str
     place: int
-    tardy: bool
+    tardy: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,48 @@ class FileAnswer:
 
 
 # Without an order
+
+
+def list_event_members(spec: PipelineSpec, unit: ReadUnit) -> dict[int, EventMember]:
+    """Return index of a slice of a unit -> whose rows it has."""
+    places = {name: place for place, name in enumerate(spec.sources)}
+    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
+    return {
+        index: EventMember(piece.member.source, piece.member.partition, places[piece.member.source])
+        for index, piece in pairs
+    }
+
+
+def assign_first_positions(
+    members: Mapping[int, EventMember], rows: Mapping[int, Counter[int]], position: int
+) -> FirstPositions:
+    """Give rows contiguous positions: by source and partition, then in the order of the cut.
+
+    Args:
+        members: index of a slice -> whose rows it has.
+        rows: number of a unit -> index of a slice -> rows of both that leave.
+        position: of the first row.
+    """
+    # Units that share a slice follow each other.
+    pieces = sorted(
+        (members[index].place, members[index].partition, unit, index)
+        for unit, counts in rows.items()
+        for index in counts
+    )
+    firsts: FirstPositions = defaultdict(dict)
+    for *_, unit, index in pieces:
+        firsts[unit][index] = position
+        position += rows[unit][index]
+    return firsts
+
+
+def write_read_events(order: EventsOrder, unit: ReadUnit, kept: pa.Table) -> FileAnswer:
+    """Write rows that were just read, at the positions that were planned for them."""
+    assert unit.positions is not None  # noqa: S101 - see `ReadUnit`
+    answer = FileAnswer(unit.number)
+    table = _add_members(order, kept)
+    _write_events(answer, order, *_assign_positions(table, dict(unit.positions)))
+    return answer
 
 
 def write_unit_events(

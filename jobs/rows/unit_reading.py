@@ -58,6 +58,7 @@ from .dead_rows import (
 )
 from .edge_folds import OPEN_EDGES, assign_unit_rows, fold_edges
 from .errors import WORKER_MEMORY_FULL
+from .event_files import EventsOrder, FileAnswer, list_event_members, write_read_events
 from .judged_rows import JudgedRows, apply_verdicts, select_data_rows
 from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
@@ -109,6 +110,7 @@ class ReadOrder:
         sent_bytes: of partial aggregates in one answer; more of them go by way of the store, and so
             does what aggregates of Spark SQL keep: rows.
         by_spark: Spark SQL casts, selects and judges the rows, between two tasks.
+        section: of the rows of the epoch.
     """
 
     spec: PipelineSpec
@@ -121,6 +123,7 @@ class ReadOrder:
     gone: Mapping[str, bytes] = field(default_factory=dict)
     sent_bytes: int = SENT_BYTES
     by_spark: bool = False
+    section: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ class UnitAnswer:
         partials: window -> partial aggregates without marks, as an Arrow stream or where that is;
             for `OPEN_EDGES` what `fold_edges` leaves.
         kept: the rows for the events; None without an events table.
+        events: what was written of them, if the unit has `ReadUnit.positions` and all planned rows
+            leave.
         late_files: files of the late table.
         late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
         late_refused: output -> error for its first late row under ``on_late: error``.
@@ -172,6 +177,7 @@ class UnitAnswer:
     slices: list[SliceSummary] = field(default_factory=list)
     partials: dict[str, bytes | StoredTable] = field(default_factory=dict)
     kept: KeptSummary | None = None
+    events: list[FileAnswer] = field(default_factory=list)
     late_files: tuple[FileRef, ...] = ()
     late: LateCounts = field(default_factory=Counter)
     late_counts: SourceCounts = field(default_factory=Counter)
@@ -363,7 +369,10 @@ def _open_parts(
 def _fill_answer(
     answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, parts: list[CutPart], scan: SliceScanner
 ) -> pa.Table | None:
-    """Judge and fold the rows; return those that are kept for the events."""
+    """Judge and fold the rows; return those that are kept for the events.
+
+    Those of a unit with `ReadUnit.positions` are not: they are written.
+    """
     tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
         require_room()
@@ -391,7 +400,13 @@ def _fill_answer(
         return None
     kept = keep_event_rows(epoch, unit, rows)
     answer.kept = summarize_kept_rows(kept)
-    return kept
+    if unit.positions is None:
+        return kept
+    if answer.kept.rows == unit.count_rows():
+        members = list_event_members(order.spec, unit)
+        events = EventsOrder(order.spec, order.folders, order.store, order.section, members, {})
+        answer.events.append(write_read_events(events, unit, kept))
+    return None
 
 
 def _describe_slice(index: int, found: MemberScan) -> SliceSummary:

@@ -26,6 +26,7 @@ from tidegate.checkpoints.store import ObjectInfo, Store
 from tidegate.errors import TidegateError, get_first_line
 from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder, MoveResult, RowWork, SurveyedCut
+from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.stored_partials import delete_tables
 from tidegate.jobs.rows.topic_reading import remove_settings
@@ -38,6 +39,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner
 from tidegate.jobs.streams.row_history import LogHistory
 
+from .early_events import EarlyEvents
 from .epoch_context import EpochContext
 from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
@@ -108,6 +110,7 @@ class SparkMover:
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._lost = LostWorkers(spec.name)
+        self._early = EarlyEvents(spec)
         self._kept: TaskScans | None = None  # what tasks keep of the newest survey
         self._merger = ThreadPoolExecutor(1, "merge")
 
@@ -122,6 +125,7 @@ class SparkMover:
         state: Mapping[str, Any],
         folders: AttemptFolders,
         released_max: ReleaseMark | None = None,
+        next_position: int | None = None,
     ) -> SurveyedCut:
         """Summarise the cut and keep its rows for `move`; gives up the rows of the last survey.
 
@@ -130,7 +134,15 @@ class SparkMover:
         self._discard_rows()
         with self._report_errors():
             self._kept = found = survey_in_tasks(
-                self._sessions, self._spec, self._store, cut, state, folders, released_max
+                self._sessions,
+                self._spec,
+                self._store,
+                cut,
+                state,
+                folders,
+                find_late_mark(self._spec, state, released_max),
+                self._early,
+                next_position,
             )
         return SurveyedCut(cut, found.survey, found)
 

@@ -16,11 +16,9 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.advise.lag_advice import GAMMA
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut, MoveOrder
-from tidegate.jobs.eventtime.decider import find_late_mark
 from tidegate.jobs.eventtime.decision_types import (
     LateMark,
     MemberSurvey,
-    ReleaseMark,
     Survey,
 )
 from tidegate.jobs.rows.batch_reading import merge_shares
@@ -36,6 +34,7 @@ from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
+from .early_events import EarlyEvents, have_positions, keep_rows
 from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
@@ -61,7 +60,9 @@ class TaskScans:
         units: what each task has read, in the order of the cut.
         answers: of the units.
         sketches: source -> lateness sketch.
-        kept: the rows for the events; None without an events table or rows.
+        kept: the rows for the events; None without an events table or rows, or if the tasks have
+            written them.
+        early_from: position of the first event, if the tasks have written the events.
     """
 
     cut: Cut
@@ -72,6 +73,7 @@ class TaskScans:
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
+    early_from: int | None = None
 
     def discard(self) -> None:
         """Give up the rows that tasks keep."""
@@ -133,9 +135,13 @@ def survey_in_tasks(
     cut: Cut,
     state: Mapping[str, Any],
     folders: AttemptFolders,
-    released_max: ReleaseMark | None,
+    mark: LateMark,
+    early: EarlyEvents,
+    next_position: int | None,
 ) -> TaskScans:
-    """Read a cut by tasks.
+    """Read a cut by tasks, whose rows are judged against `mark`.
+
+    `next_position` is as in `Mover.survey`.
 
     Raises:
         CorruptObjectsError: objects cannot be read.
@@ -143,8 +149,7 @@ def survey_in_tasks(
             that `on_bad` or a rule does not allow.
         TransientError: the store does not answer, or an object has changed.
     """
-    units = divide_cut(spec, cut, state, store)
-    mark = find_late_mark(spec, state, released_max)
+    units = early.plan_positions(divide_cut(spec, cut, state, store), next_position)
     order: ReadOrder | None = _make_read_order(spec, store, mark, folders, units)
     kept = None
     try:
@@ -153,7 +158,11 @@ def survey_in_tasks(
             used = order
             answers, kept = read_units(sessions, spec, used, units)
             order = _find_better_order(spec, used, answers)
-        check_answers(spec, answers)
+            if order is not None:
+                continue
+            check_answers(spec, answers)
+            if not early.note_answers(units, answers) and have_positions(units):
+                units, order = keep_rows(units), used
     except TidegateError:
         _drop_rows(kept)
         raise
@@ -183,7 +192,8 @@ def survey_in_tasks(
         if buckets
     }
     survey = Survey(now=0, members=members)
-    return TaskScans(cut, survey, mark, used, units, answers, found, kept)
+    early_from = next_position if have_positions(units) else None
+    return TaskScans(cut, survey, mark, used, units, answers, found, kept, early_from)
 
 
 def read_units(
@@ -208,6 +218,7 @@ def _make_read_order(
         read_schemas(spec),
         sent_bytes=SENT_BYTES // max(len(units), 1),
         by_spark=explain_spark_expressions(spec, units) is not None,
+        section=mark.section,
     )
 
 

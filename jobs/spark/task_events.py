@@ -1,4 +1,4 @@
-"""The events output: the second job of an epoch.
+"""The events output: the second job of an epoch, if the first has not written it.
 
 Rows leave sorted, with contiguous positions; the others wait in immutable segments. A segment is
 never rewritten because part of it left: rows below `release_before` count as gone, and the segment
@@ -7,7 +7,7 @@ is dropped when all of them are.
 The driver plans the job from what the tasks of the first job say of their rows, and sees none.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,8 +21,8 @@ from tidegate.jobs.rows.event_files import (
     EventMember,
     EventsOrder,
     FileAnswer,
-    FirstPositions,
     RangesOrder,
+    assign_first_positions,
 )
 from tidegate.jobs.rows.late_rows import SourceCounts
 from tidegate.jobs.rows.state_files import MANY_SEGMENTS, SMALL_SEGMENT_ROWS, MergedState
@@ -31,6 +31,7 @@ from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import EVENTS
 
 from .epoch_context import EpochContext, has_rows_from_mark
+from .errors import SPARK_FAILED
 from .python_tasks import count_tasks
 from .task_epochs import TaskScans
 from .task_runner import choose_runner
@@ -126,22 +127,26 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
 
 def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     live = tuple(epoch.live_segments(ORDER_KIND))
+    if scans.early_from is not None:
+        _require_positions(epoch, scans.early_from, scans.order.section)
+        written = [files for answer in scans.answers for files in answer.events]
+        return _sum_answers(epoch, live, written)
     if scans.kept is None:
         return ReleasedRows(segments=live)
     order = _make_order(epoch, scans)
-    firsts: FirstPositions = defaultdict(dict)
-    position = epoch.order.next_position
-    pieces = [
-        (order.members[index].place, order.members[index].partition, answer.number, index, rows)
-        for answer in scans.answers
-        if answer.kept is not None
-        for index, rows in answer.kept.rows.items()
-    ]
-    for *_, unit, index, rows in sorted(pieces):  # units that share a slice follow each other
-        firsts[unit][index] = position
-        position += rows
+    rows = {one.number: one.kept.rows for one in scans.answers if one.kept is not None}
+    firsts = assign_first_positions(order.members, rows, epoch.order.next_position)
     runner = choose_runner(epoch.sessions.full)
     return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
+
+
+def _require_positions(epoch: EpochContext, first: int, section: int) -> None:
+    """Refuse a decision by which the events are not what the tasks have written: a defect."""
+    written = first, section, ()
+    decided = epoch.order.next_position, epoch.decision.section, epoch.decision.flagged
+    if written != decided:
+        cause = f"events were written as {written}, not {decided}"
+        raise SPARK_FAILED(pipeline=epoch.spec.name, cause=cause)
 
 
 def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:

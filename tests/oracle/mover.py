@@ -77,7 +77,7 @@ class OracleMover:
         } | dict(readers or {})
 
     def survey(
-        self, cut: Cut, state: Mapping[str, Any], *_: AttemptFolders | ReleaseMark | None
+        self, cut: Cut, state: Mapping[str, Any], *_: AttemptFolders | ReleaseMark | int | None
     ) -> SurveyedCut:
         """Summarise the cut; `move` reads the rows again with the same state."""
         members = tuple(self._read(part, state).survey for part in cut.slices)

@@ -249,7 +249,11 @@ class Pair:
     def _survey(self, side: str, cut: Cut) -> SurveyedCut:
         # `run` counts the epoch behind its surveys.
         surveyed: SurveyedCut = self.sides[side].mover.survey(
-            cut, self.state, self.folders(side, self.epoch + 1), self.released
+            cut,
+            self.state,
+            self.folders(side, self.epoch + 1),
+            self.released,
+            self.sides[side].position,
         )
         return surveyed
 
