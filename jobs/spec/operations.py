@@ -136,7 +136,9 @@ class SparkSpec(SpecModel):
         ``auto`` has those of ``quick``; `spark_session.open_session` resolves it before. A new JVM
         spends most of its first minute compiling what a small epoch runs a few times.
         """
-        return "" if self.jvm == "throughput" else f"{QUICK_COMPILING} {_FIRST_HEAP} -XX:+UseSerialGC"
+        return (
+            "" if self.jvm == "throughput" else f"{QUICK_COMPILING} {_FIRST_HEAP} -XX:+UseSerialGC"
+        )
 
 
 class SubmitSpec(SpecModel):
