@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rows.test_batch_reading import describe, read_all
-from tests.rows.units import WINDOW, order_of
+from tests.rows.units import WINDOW, describe, order_of, read_all
 from tests.spark.agreement import SECOND, spec_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.errors import CorruptObjectsError
@@ -23,6 +22,7 @@ from tidegate.jobs.rows.batch_reading import decode_in_batches, read_in_batches
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.long_values import limit_rows
 from tidegate.jobs.rows.slice_reading import CutPart
+from tidegate.jobs.rows.slice_scan import scan_slice
 from tidegate.jobs.rows.unit_reading import list_parts, select_parts
 
 ROWS = 6_000
@@ -150,11 +150,10 @@ def test_batches_of_long_rows_say_what_the_unit_says(
     monkeypatch.setattr(long_values, "MOST_LONG_BYTES", 54 * 30)
     monkeypatch.setattr(long_values, "_FEW_VALUES", 0)
     sizes = list[int]()
-    scan = unit_reading.scan_slice
 
     def note_rows(*given: Any, **more: Any) -> Any:
         """Scan, and note how many rows there were."""
-        found = scan(*given, **more)
+        found = scan_slice(*given, **more)
         sizes.append(found[1].num_rows)
         return found
 
