@@ -1,4 +1,4 @@
-"""Reads a unit that has more values than a task holds at once, in batches.
+"""Reads a unit that has more values than a task holds at once, or long ones, in batches.
 
 A batch continues where the one before it ended, as an epoch continues the one before it. So rows
 are judged as if they were read at once. The batches follow from the cut, and their partial
@@ -6,6 +6,7 @@ aggregates are merged in its order: a replay gives the same sums of doubles.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.jobs.engine.arrow_tables import replace_column
-from tidegate.jobs.engine.interfaces import Cut
+from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
@@ -69,9 +70,15 @@ def decode_in_batches(
     total, opened = UnitAnswer(chosen.unit.number), dict[str, CutPart]()
     places = dict(zip(_list_part_names(chosen.unit), chosen.places, strict=True))
     begun = time.process_time()
-    for batch in divide_unit(order.spec, chosen.unit):
+    batches = deque(divide_unit(order.spec, chosen.unit))
+    while batches:
+        batch = batches.popleft()
         own = SimilarParts(batch, tuple(places[name] for name in _list_part_names(batch)))
-        reading, unknown = decode_parts(order, own, columns, to_nested_type, opened), total.unknown
+        reading = decode_parts(order, own, columns, to_nested_type, opened)
+        if reading.answer.most_rows is not None:
+            _divide_further(batches, batch, reading.answer, total)
+            continue
+        unknown = total.unknown
         _add_answer(total, reading.answer)
         for source, schemas in unknown.items():
             total.unknown[source] = schemas | total.unknown.get(source, {})
@@ -138,22 +145,29 @@ def _find_position(place: int, row: int) -> int:
 
 def _compute_batches(order: ReadOrder, unit: ReadUnit, compute: _Compute) -> Iterator[UnitReading]:
     """Yield what `compute` makes of each batch; see `read_in_batches`."""
-    batches = divide_unit(order.spec, unit)
-    if len(batches) == 1:
-        yield compute(order, unit)
-        return
     begun = time.process_time()
     total = UnitAnswer(unit.number)
+    batches = deque(divide_unit(order.spec, unit))
+    if len(batches) == 1:
+        reading = compute(order, batches.popleft())
+        if reading.answer.most_rows is None:
+            yield reading
+            return
+        _divide_further(batches, unit, reading.answer, total)
     partials: dict[str, list[bytes]] = {}
     # What one batch finds is sent with all others.
     unbound = replace(order, sent_bytes=NO_BOUND)
     surveys: dict[int, MemberSurvey] = {}
-    for batch in batches:
+    while batches:
+        batch = batches.popleft()
         (index,) = batch.indexes
         survey = surveys.get(index)
         if survey is not None and survey.barrier is not None:
             continue  # what follows a barrier row belongs to another epoch
         reading = compute(unbound, _add_earlier_state(batch, survey))
+        if reading.answer.most_rows is not None:
+            _divide_further(batches, batch, reading.answer, total)
+            continue
         _add_answer(total, reading.answer)
         for name, packed in reading.answer.partials.items():
             assert isinstance(packed, bytes)  # noqa: S101 - not bound yet
@@ -173,11 +187,27 @@ def divide_unit(spec: PipelineSpec, unit: ReadUnit) -> list[ReadUnit]:
     """
     if unit.count_cells(spec) <= MOST_CELLS:
         return [unit]
+    return _divide_slices(
+        unit, lambda piece: max(MOST_CELLS // spec.sources[piece.member.source].width, 1)
+    )
+
+
+def _divide_further(
+    batches: deque[ReadUnit], batch: ReadUnit, refusal: UnitAnswer, total: UnitAnswer
+) -> None:
+    """Put smaller batches in the place of one that was refused because of long values."""
+    most = refusal.most_rows
+    assert most is not None  # noqa: S101 - the caller has looked
+    batches.extendleft(reversed(_divide_slices(batch, lambda _: most)))
+    total.read_bytes += refusal.read_bytes
+
+
+def _divide_slices(unit: ReadUnit, count_most: Callable[[Slice], int]) -> list[ReadUnit]:
+    """Return a unit as batches of one slice, each of at most so many rows of it."""
     found = list[ReadUnit]()
     for index, number, piece in zip(unit.indexes, unit.pieces, unit.cut.slices, strict=True):
-        most = max(MOST_CELLS // spec.sources[piece.member.source].width, 1)
         positions = None if unit.positions is None else {index: unit.positions[index]}
-        for parts in _divide_parts(piece.parts, most):
+        for parts in _divide_parts(piece.parts, count_most(piece)):
             cut = Cut((replace(piece, parts=parts),))
             batch = replace(unit, indexes=(index,), pieces=(number,), cut=cut, positions=positions)
             found.append(batch)

@@ -7,14 +7,16 @@ those of live order segments. Positions are contiguous over all files.
   which position each slice begins. Where it knows that before, the tasks of the first job write.
 - *In order* rows are divided into ranges of (section, event time), the targets: late rows that
   leave at once, rows that leave in order, and rows that stay. Either tasks cut rows, which Spark
-  moves to a task for each target, or each task reads all rows and writes its share of the targets.
-  A task that cuts rows tells every target how many rows it has for each of them, so each target
-  knows its first position.
+  moves to the tasks of their targets, or each task reads all rows and writes its share of the
+  targets. A task that cuts rows tells every target how many rows it has for lower ones, so each
+  target knows its first position.
 """
 
+import io
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,6 +37,7 @@ from tidegate.jobs.engine.arrow_tables import (
 from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
+from tidegate.jobs.sources.byte_streams import ScratchFile
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 
 from .attempt_files import open_task_store, store_task_rows
@@ -49,6 +52,14 @@ _CUT_BYTES: Final = 8 << 20
 """Bytes of kept rows that a task cuts at a time."""
 _FILE_BYTES: Final = 32 << 20
 """Bytes of kept rows that a task writes as one file."""
+_HELD_BYTES: Final = 4 * RANGE_BYTES
+"""Bytes of rows for several targets that a task holds; the rows of more are in a file."""
+MOST_MOVED: Final = 256
+"""To so many tasks Spark moves rows at most: more targets share them.
+
+For so many its shuffle writes each piece to a file as it comes
+(`spark.shuffle.sort.bypassMergeThreshold`); for more it would fill the heap first.
+"""
 _KEYS: Final = ("_section", "_tardy", "_et", "_so", "_source", "_partition", "_seq")
 _NAMES: Final = pa.dictionary(pa.int32(), pa.string())
 _Ints = NDArray[np.int64]
@@ -118,6 +129,11 @@ class RangesOrder(EventsOrder):
     def firsts(self) -> list[int]:
         """The first target of each sort, and the number of all."""
         return [0, *np.cumsum([len(bounds) + 1 for bounds in self.ranges]).tolist()]
+
+    @property
+    def moved_to(self) -> int:
+        """To how many tasks Spark moves rows: a task has every so many-th target."""
+        return min(self.firsts[-1], MOST_MOVED)
 
 
 @dataclass
@@ -260,13 +276,13 @@ class CutSummary:
     """What a task that cuts rows tells every target.
 
     Attributes:
-        counts: its rows for each target.
+        before: its rows for lower targets.
         taken: rows that it got from the tasks of the first job.
         waiting: as in `FileAnswer`.
         error: why it has not cut all.
     """
 
-    counts: tuple[int, ...]
+    before: int
     taken: int
     waiting: dict[str, tuple[int, int]]
     error: TidegateError | None
@@ -314,9 +330,9 @@ def _cut_rows(
             yield from ship_rows(rows, waited=True)
     except TidegateError as failure:
         error = failure
-    summary = CutSummary(tuple(counts.tolist()), taken, waiting, error)
+    before = (np.cumsum(counts) - counts).tolist()
     for target in own:
-        yield target, summary
+        yield target, CutSummary(before[target], taken, waiting, error)
 
 
 def _join_kept_rows(pieces: Iterable[KeptPiece], most: int) -> Iterator[pa.Table]:
@@ -334,22 +350,77 @@ def _join_kept_rows(pieces: Iterable[KeptPiece], most: int) -> Iterator[pa.Table
 
 def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[FileAnswer]:
     """Write each target whose rows and summaries are here."""
-    pieces: dict[int, list[CutPiece]] = defaultdict(list)
     summaries: dict[int, list[CutSummary]] = defaultdict(list)
-    for target, item in shipped:
-        if isinstance(item, CutPiece):
-            pieces[target].append(item)
-        else:
-            summaries[target].append(item)
-    for target in sorted(summaries):
-        begun = time.process_time()
-        answer = FileAnswer(target)
-        try:
-            _write_target(answer, order, pieces.pop(target, []), summaries[target])
-        except TidegateError as error:
-            answer.error = error
-        answer.report = TaskReport.measure_since(begun)
-        yield answer
+    with closing(_TargetPieces()) as pieces:
+        for target, item in shipped:
+            if isinstance(item, CutPiece):
+                pieces.add(target, item)
+            else:
+                summaries[target].append(item)
+        for target in sorted(summaries):
+            begun = time.process_time()
+            answer = FileAnswer(target)
+            try:
+                _write_target(answer, order, pieces.take(target), summaries[target])
+            except TidegateError as error:
+                answer.error = error
+            answer.report = TaskReport.measure_since(begun)
+            yield answer
+
+
+class _TargetPieces:
+    """The pieces of the targets of a task: more than `_HELD_BYTES` go to a file.
+
+    The only target of a task is held whole, as it is sorted.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[CutPiece]] = defaultdict(list)
+        self._size = 0
+        self._file: ScratchFile | None = None
+        self._places: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+        self._error: TidegateError | None = None
+
+    def add(self, target: int, piece: CutPiece) -> None:
+        """Keep a piece; an error of the file is raised when pieces are taken."""
+        self._held[target].append(piece)
+        self._size += len(piece.data)
+        if self._size > _HELD_BYTES and len(self._held) > 1:
+            try:
+                self._write_held()
+            except TidegateError as error:
+                self._error = error
+            self._held.clear()
+            self._size = 0
+
+    def take(self, target: int) -> list[CutPiece]:
+        """Return the pieces of a target, and keep them no longer.
+
+        Raises:
+            TransientError: the file could not be written.
+        """
+        if self._error is not None:
+            raise self._error
+        found = self._held.pop(target, [])
+        for start, size, waited in self._places.pop(target, ()):
+            assert self._file is not None  # noqa: S101 - it has places
+            self._file.seek(start)
+            found.append(CutPiece(pa.py_buffer(self._file.read(size)), waited))
+        return found
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write_held(self) -> None:
+        self._file = self._file or ScratchFile()
+        start = self._file.seek(0, io.SEEK_END)
+        for target, pieces in self._held.items():
+            for piece in pieces:
+                size = self._file.write(piece.data)
+                self._places[target].append((start, size, piece.waited))
+                start += size
 
 
 def _write_target(
@@ -370,7 +441,7 @@ def _write_target(
     if answer.number >= order.firsts[2]:
         _write_waiting(answer, order, rows)
         return
-    first = sum(sum(one.counts[: answer.number]) for one in summaries) + order.position
+    first = sum(one.before for one in summaries) + order.position
     _write_events(answer, order, rows, np.arange(first, first + rows.num_rows))
 
 

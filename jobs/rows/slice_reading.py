@@ -109,6 +109,7 @@ def _iterate_batches(
     ends = [0, *accumulate(group.num_rows for group in groups)]
     number = bisect_right(ends, start) - 1
     skipped = start - ends[number]
+    rows = min(_BATCH_ROWS, asked[-1] - start)  # few are asked for if their values are long
     while number < len(groups):
         chosen, size = [number], groups[number].total_byte_size
         for following in range(number + 1, len(groups)):
@@ -117,7 +118,7 @@ def _iterate_batches(
                 break
             chosen.append(following)
         _require_room_for_groups(file.metadata, chosen, names, at_once=False)
-        for batch in file.iter_batches(_BATCH_ROWS, chosen, names):
+        for batch in file.iter_batches(max(rows, 1), chosen, names):
             if skipped < batch.num_rows:
                 yield batch.slice(skipped)
             skipped = max(skipped - batch.num_rows, 0)

@@ -73,6 +73,7 @@ from .late_rows import (
     show_late_rows,
     show_set_aside,
 )
+from .long_values import limit_rows
 from .member_scan import MemberScan
 from .message_schemas import Schemas
 from .object_reading import count_read_bytes, make_part, open_part
@@ -168,6 +169,8 @@ class UnitAnswer:
         unknown: source -> number of a schema of a registry that the task lacked -> the place of a
             message with it.
         left: why a task cannot compute the unit; the rest says nothing then.
+        most_rows: how many rows a task may hold at once, if values are long and it was given more;
+            the rest says nothing then.
     """
 
     number: int
@@ -191,6 +194,7 @@ class UnitAnswer:
     corrupt: tuple[str, ...] = ()
     unknown: dict[str, dict[int, str]] = field(default_factory=dict)
     left: str | None = None
+    most_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -220,12 +224,16 @@ def read_unit(
 ) -> UnitReading:
     """Read a unit at once, and report what it cost.
 
-    `opened` are objects of the unit before it, by key; those of this one replace them.
+    `opened` are objects of the unit before it, by key; those of this one replace them. If it is
+    given, a unit whose values are long may be refused (`UnitAnswer.most_rows`).
     """
 
     def read(answer: UnitAnswer) -> pa.Table | None:
         """Read, judge and fold the rows."""
         parts = _open_parts(answer, order, unit, opened)
+        names = {name for source in order.spec.sources.values() for name in source.columns}
+        if opened is not None and _refuse_long_rows(answer, order, unit, limit_rows(parts, names)):
+            return None
         scan = partial(scan_slice, order.spec, unit.cut, parts, state=unit.state)
         return _fill_answer(answer, order, unit, parts, scan)
 
@@ -246,9 +254,11 @@ def decode_parts(
     """
     unit = chosen.unit
 
-    def read(answer: UnitAnswer) -> pa.Table:
+    def read(answer: UnitAnswer) -> pa.Table | None:
         """Read the rows."""
         parts = _open_parts(answer, order, unit, opened)
+        if opened is not None and _refuse_long_rows(answer, order, unit, limit_rows(parts)):
+            return None
         source = order.spec.sources[find_source(chosen)]
         numbered = list(zip(chosen.places, parts, strict=True))
         rows = read_parts(columns, numbered, source, to_nested_type)
@@ -364,6 +374,22 @@ def _open_parts(
         opened.clear()
         opened.update({part.key: part for part in parts})
     return parts
+
+
+def _refuse_long_rows(
+    answer: UnitAnswer, order: ReadOrder, unit: ReadUnit, most: int | None
+) -> bool:
+    """Say how many rows a task may hold, if it is given more."""
+    answer.most_rows = most
+    if most is None:
+        return False
+    # The batches that are read instead count what they read; it leaves what is held already.
+    answer.read_bytes -= sum(
+        count_read_bytes(part, order.spec.sources[piece.member.source], is_open=True)
+        for piece in unit.cut.slices
+        for part in piece.parts
+    )
+    return True
 
 
 def _fill_answer(

@@ -132,11 +132,10 @@ def run_release_job(
     if order.shares:
         files = map_in_workers(rows.coalesce(1), partial(_write_all, packed))
         return sort_file_answers(order, collect_answers(files), 1)
-    targets = order.firsts[-1]
     shipped = map_in_workers(rows, partial(_cut_rows, packed))
-    ranges = shipped.repartitionById(targets, "unit")
+    ranges = shipped.repartitionById(order.moved_to, "unit")
     files = map_in_workers(ranges, partial(_write_ranges, packed))
-    return sort_file_answers(order, collect_answers(files), targets)
+    return sort_file_answers(order, collect_answers(files), order.moved_to)
 
 
 def run_small_job(

@@ -183,22 +183,22 @@ def run_release_job(
         shares = context.union([rows.coalesce(1)] * order.shares)
         return _collect_files(order, shares.mapPartitionsWithIndex(write))
     shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
-    ranges = _move_to_targets(shipped, order.firsts[-1])
+    ranges = _move_to_tasks(shipped, order.moved_to)
     return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
 
 
-def _move_to_targets(shipped: Any, targets: int) -> Any:
-    """As `RDD.partitionBy` does it, but a task holds no rows for targets.
+def _move_to_tasks(shipped: Any, tasks: int) -> Any:
+    """As `RDD.partitionBy` does it, but a task that cuts rows holds none for others.
 
     PySpark would gather a thousand pieces of them, half a gigabyte, before it sends any.
     """
     if not isinstance(shipped, RDD):  # of a `LocalSession`
-        return shipped.partitionBy(targets, int)
+        return shipped.partitionBy(tasks, int)
     context: Any = shipped.context
     packed: Any = shipped.mapPartitions(_encode_pairs)
     packed._bypass_serializer = True  # what it yields are bytes in the form of Spark's pairs
     pairs = context._jvm.PairwiseRDD(packed._jrdd.rdd()).asJavaPairRDD()
-    partitioner = context._jvm.PythonPartitioner(targets, 0)
+    partitioner = context._jvm.PythonPartitioner(tasks, 0)
     moved = context._jvm.PythonRDD.valueOfPair(pairs.partitionBy(partitioner))
     return RDD(moved, context, CPickleSerializer())
 

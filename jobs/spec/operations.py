@@ -98,6 +98,10 @@ class CheckpointSpec(SpecModel):
 # With one compiler Java reserves 48 MB for code, and ends when Spark has filled them.
 QUICK_COMPILING: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """Options of a JVM that compiles lightly."""
+_FIRST_HEAP: Final = "-Xms256m"
+"""Java takes a 64th of the host's memory first, fills all of it before it looks for room, and gives
+nothing back: a gigabyte on a host with 64. The JVM of a driver needs 60 MB and what passes through.
+"""
 
 
 class SparkSpec(SpecModel):
@@ -132,7 +136,9 @@ class SparkSpec(SpecModel):
         ``auto`` has those of ``quick``; `spark_session.open_session` resolves it before. A new JVM
         spends most of its first minute compiling what a small epoch runs a few times.
         """
-        return "" if self.jvm == "throughput" else f"{QUICK_COMPILING} -XX:+UseSerialGC"
+        return (
+            "" if self.jvm == "throughput" else f"{QUICK_COMPILING} {_FIRST_HEAP} -XX:+UseSerialGC"
+        )
 
 
 class SubmitSpec(SpecModel):

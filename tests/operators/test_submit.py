@@ -185,7 +185,7 @@ def test_a_driver_here_has_the_jvm_of_its_spec(submit: Submit) -> None:
     """spark-submit starts the JVM, so its options are in the line; the driver runs this Python."""
     _, line, environment = submit("local", **{"spark.driver.extraJavaOptions": "-Dmine=1"})
     (options,) = (part for part in _after(line, "--conf") if "extraJavaOptions" in part)
-    assert options.endswith("-XX:+UseSerialGC -Dmine=1")
+    assert options.endswith("-Xms256m -XX:+UseSerialGC -Dmine=1")
     # No other host has to reach it.
     assert "spark.driver.bindAddress=127.0.0.1" in _after(line, "--conf")
     assert "spark.driver.bindAddress=127.0.0.1" not in _after(submit("standalone")[1], "--conf")

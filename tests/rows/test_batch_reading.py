@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rows.units import WINDOW, order_of, rows_at, slice_of
+from tests.rows.units import WINDOW, describe, order_of, read_all, rows_at, slice_of
 from tests.spark.agreement import SECOND, rows_of, spec_of, table_of
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.interfaces import Cut, Slice, join_seq
@@ -28,7 +28,7 @@ from tidegate.jobs.rows.object_reading import (
     open_part,
 )
 from tidegate.jobs.rows.slice_scan import MOST_CELLS
-from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
+from tidegate.jobs.rows.stored_partials import StoredTable
 from tidegate.jobs.rows.unit_reading import (
     ReadOrder,
     UnitAnswer,
@@ -53,29 +53,6 @@ SOURCES: dict[str, dict[str, Any]] = {
     "jumps": {"max_jump": "12s"},
     "barriers": {"barriers": {"kind": "kind", "types": ["stop"], "punctuation": "data"}},
 }
-
-
-def read_all(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, pa.Table | None]:
-    """The answer of a unit that is read in batches, and the rows that are kept."""
-    readings = list(read_in_batches(order, unit))
-    kept = [reading.kept for reading in readings if reading.kept is not None]
-    return readings[-1].answer, pa.concat_tables(kept) if kept else None
-
-
-def describe(answer: UnitAnswer, kept: pa.Table | None) -> dict[str, Any]:
-    """What an answer says, however its partial aggregates are sorted and its files divided."""
-    found = {name: value for name, value in vars(answer).items() if "files" not in name}
-    del found["footers"]
-    found["partials"] = {
-        name: sorted(map(repr, decode_table(packed).to_pylist()))
-        for name, packed in answer.partials.items()
-        if isinstance(packed, bytes)
-    }
-    found["slices"] = [asdict(one) for one in answer.slices]
-    if answer.kept is not None:
-        times = sorted(answer.kept.times), sorted(answer.kept.late_times)
-        found["kept"] = answer.kept.rows, answer.kept.late, times
-    return {**found, "rows of events": None if kept is None else kept.to_pylist()}
 
 
 def read_files(answer: UnitAnswer, folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, Member, R
 from tidegate.jobs.rows import cut_division, event_files, kept_rows
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.event_files import (
+    CutPiece,
     EventMember,
     EventsOrder,
     FileAnswer,
@@ -36,6 +38,9 @@ from tidegate.jobs.rows.kept_rows import (
     encode_rows,
 )
 from tidegate.jobs.rows.unit_reading import read_unit
+from tidegate.jobs.sources.byte_streams import ScratchFile
+from tidegate.jobs.sources.errors import SCRATCH_UNWRITABLE
+from tidegate.jobs.spark import spark_session
 
 MEMBERS = {0: EventMember("a", "0", 0, False), 1: EventMember("b", "0", 1, True)}
 AFTER = ReleaseMark(0, 20 * SECOND)
@@ -175,3 +180,81 @@ def test_ranges_are_the_same_however_the_rows_arrive(kept: Any) -> None:
     waiting = read_files(store, cut, "order")
     assert waiting["_et"].to_pylist() == sorted(waiting["_et"].to_pylist())
     assert waiting["_et"][0].as_py() >= AFTER.time
+
+
+def test_more_ranges_than_tasks_are_written_one_after_the_other(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two tasks has three ranges, of which it holds one; the others are in a file."""
+    (_, store), pieces = kept
+    marks = tuple(ReleaseMark(0, t * SECOND) for t in (5, 11, 16))
+    order = ranges_of(kept, ((), marks, ()))
+    shipped = [item for task in (0, 1) for item in cut_rows(order, task, pieces[task])]
+    alone = list(write_targets(order, shipped))
+    monkeypatch.setattr(event_files, "MOST_MOVED", 2)
+    monkeypatch.setattr(event_files, "_HELD_BYTES", 1_000)
+    assert order.moved_to == 2
+    held = list[int]()
+    write_target = event_files._write_target
+
+    def note_held(answer: FileAnswer, order: RangesOrder, own: Any, summaries: Any) -> None:
+        """Note the rows of a target, then write them."""
+        held.append(sum(len(piece.data) for piece in own))
+        write_target(answer, order, own, summaries)
+
+    monkeypatch.setattr(event_files, "_write_target", note_held)
+    answers = [
+        answer
+        for task in range(2)
+        for answer in write_targets(order, [one for one in shipped if one[0] % 2 == task])
+    ]
+    assert [answer.number for answer in answers] == [0, 2, 4, 1, 3, 5]
+    assert sum(held) > 2 * 1_000
+    answers.sort(key=lambda answer: answer.number)
+    for kind in ("table:events", "order"):
+        assert read_files(store, answers, kind) == read_files(store, alone, kind)
+
+
+def test_a_task_holds_few_rows_of_several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is in a file, and comes back as it was; rows of a single range are sorted anyway."""
+    monkeypatch.setattr(event_files, "_HELD_BYTES", 100)
+    given = {(n % 3, n): bytes([n]) * 40 for n in range(20)}
+    with closing(event_files._TargetPieces()) as pieces:
+        for (target, number), data in given.items():
+            pieces.add(target, CutPiece(pa.py_buffer(data), waited=number % 2 == 0))
+            assert sum(len(one.data) for own in pieces._held.values() for one in own) <= 100
+        found = [pieces.take(target) for target in range(3)]
+        assert [pieces.take(target) for target in range(3)] == [[], [], []]
+    for target, own in enumerate(found):
+        numbers = range(target, 20, 3)
+        assert sorted(one.data.to_pybytes() for one in own) == [bytes([n]) * 40 for n in numbers]
+        assert all(one.waited == (one.data[0] % 2 == 0) for one in own)
+    with closing(event_files._TargetPieces()) as pieces:
+        for data in given.values():
+            pieces.add(7, CutPiece(pa.py_buffer(data), waited=False))
+        assert pieces._file is None
+
+
+def test_a_full_disk_is_the_answer_of_each_range(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was shipped is read before, and the epoch is tried again."""
+    _, pieces = kept
+
+    def refuse(self: ScratchFile, data: Any) -> int:
+        """Write nothing."""
+        raise SCRATCH_UNWRITABLE(folder="/tmp", host="h", cause="full")
+
+    monkeypatch.setattr(ScratchFile, "write", refuse)
+    monkeypatch.setattr(event_files, "_HELD_BYTES", 100)
+    order = ranges_of(kept, ((), (ReleaseMark(0, 5 * SECOND),), ()), maps=1)
+    shipped = cut_rows(order, 0, [piece for own in pieces.values() for piece in own])
+    errors = [answer.error for answer in write_targets(order, shipped)]
+    assert len(errors) == order.firsts[-1]
+    assert all(isinstance(error, TransientError) for error in errors)
+
+
+def test_the_shuffle_writes_to_disk_for_as_many_tasks_as_rows_are_moved_to() -> None:
+    """For more tasks than the threshold Spark would fill the heap first."""
+    classic = spark_session._SETTINGS["classic"]
+    assert int(classic["spark.shuffle.sort.bypassMergeThreshold"]) == event_files.MOST_MOVED

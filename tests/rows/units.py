@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.spark.agreement import SECOND, table_of
@@ -11,7 +13,10 @@ from tidegate.checkpoints.bucket_layout import AttemptFolders, BucketLayout, Che
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.interfaces import Slice, join_seq
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.rows.unit_reading import ReadOrder
+from tidegate.jobs.rows.batch_reading import read_in_batches
+from tidegate.jobs.rows.cut_division import ReadUnit
+from tidegate.jobs.rows.stored_partials import decode_table
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.time_units import TICK_MIN
 
@@ -57,3 +62,26 @@ def rows_at(*seconds: int) -> list[dict[str, Any]]:
 def order_of(spec: Any, store: LocalStore, frontier: int = TICK_MIN) -> ReadOrder:
     """What the units of a cut have in common; no row is late for the events."""
     return ReadOrder(spec, frontier, TICK_MIN, frontier, FOLDERS, store.url)
+
+
+def read_all(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, pa.Table | None]:
+    """The answer of a unit that is read in batches, and the rows that are kept."""
+    readings = list(read_in_batches(order, unit))
+    kept = [reading.kept for reading in readings if reading.kept is not None]
+    return readings[-1].answer, pa.concat_tables(kept) if kept else None
+
+
+def describe(answer: UnitAnswer, kept: pa.Table | None) -> dict[str, Any]:
+    """What an answer says, however its partial aggregates are sorted and its files divided."""
+    found = {name: value for name, value in vars(answer).items() if "files" not in name}
+    del found["footers"]
+    found["partials"] = {
+        name: sorted(map(repr, decode_table(packed).to_pylist()))
+        for name, packed in answer.partials.items()
+        if isinstance(packed, bytes)
+    }
+    found["slices"] = [asdict(one) for one in answer.slices]
+    if answer.kept is not None:
+        times = sorted(answer.kept.times), sorted(answer.kept.late_times)
+        found["kept"] = answer.kept.rows, answer.kept.late, times
+    return {**found, "rows of events": None if kept is None else kept.to_pylist()}
