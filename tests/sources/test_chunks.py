@@ -66,7 +66,7 @@ def decode(name: str, data: bytes, **more: Any) -> tuple[Any, Any]:
     found = describe_decoded_object(name, io.BytesIO(data), source)
     rows = bad or pq.read_table(out)
     if not isinstance(found, BadObject):
-        found = (found[0], pq.read_schema(found[1]))
+        found = (found[0].number, pq.read_schema(found[1]))
         assert not isinstance(rows, BadObject)
         assert found == (rows.num_rows, rows.schema)
     return rows, found
@@ -78,7 +78,9 @@ def read_csv_texts(data: bytes, size: int, *, header: bool) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         use_chunks(patch, size)
         try:
-            found = object_decoding._iterate_csv_texts(io.BytesIO(data), source)
+            found = [
+                rows for _, rows in object_decoding._iterate_csv_texts(io.BytesIO(data), source)
+            ]
             rows = pa.concat_tables(found).to_pylist()
         except ValueError as error:
             return str(error)
@@ -126,8 +128,9 @@ def test_chunks_of_lines_have_the_lines_of_the_whole(lines: list[str], size: int
     with pytest.MonkeyPatch.context() as patch:
         use_chunks(patch, size)
         found = list(text_chunks.iterate_line_chunks(io.BytesIO(data)))
-    assert b"".join(found) == data
-    assert all(chunk.endswith(b"\n") for chunk in found[:-1])
+    assert b"".join(chunk for _, chunk in found) == data
+    assert all(data[start:].startswith(chunk) for start, chunk in found)
+    assert all(chunk.endswith(b"\n") for _, chunk in found[:-1])
 
 
 TEXTS: dict[str, bytes] = {
@@ -257,7 +260,7 @@ def test_what_is_held_does_not_grow_with_the_object(
         tracemalloc.stop()
         assert bad is None
         assert not isinstance(found, BadObject)
-        assert pq.read_metadata(out).num_rows == found[0] == len(rows) - (form == "csv")
+        assert pq.read_metadata(out).num_rows == found[0].number == len(rows) - (form == "csv")
     assert len(held) > 60
     assert max(*held, peak) < 15 * chunk
 
