@@ -32,6 +32,7 @@ from tidegate.jobs.sources.object_inspection import (
     describe_encoded_object,
     read_footer,
 )
+from tidegate.jobs.sources.orc import extract_stripes
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
@@ -309,7 +310,7 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     key, columns = part["key"], part["columns"]
     out = ScratchFile()
     with _open_planned(part, uri, source) as file:
-        own = _ObjectExtent(file, part[EXTENT]) if EXTENT in part else file
+        own = _open_extent(file, part, source) if EXTENT in part else file
         bad = decode_to_parquet(key, own, source, out, columns)
         if isinstance(file, LocalFile):
             file.check_reads()
@@ -317,6 +318,17 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
         if bad is not None:
             raise CorruptObjectsError.for_keys([key])
     return out
+
+
+def _open_extent(file: Any, part: JsonObject, source: SourceSpec) -> io.IOBase:
+    if source.format != "orc":
+        return _ObjectExtent(file, part[EXTENT])
+    try:
+        return extract_stripes(file, part[EXTENT]["start"], part[EXTENT]["end"])
+    except (OSError, ValueError) as error:
+        if isinstance(file, LocalFile):
+            file.check_reads()
+        raise CorruptObjectsError.for_keys([part["key"]]) from error
 
 
 def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
@@ -329,7 +341,7 @@ def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
     store, key = _locate_object(uri)
     is_shared = count_read_bytes(part, source, is_open=False) < part["size"]
     version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
-    return _open_for_decoding(version, source)
+    return version if EXTENT in part else _open_for_decoding(version, source)
 
 
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:

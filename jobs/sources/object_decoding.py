@@ -308,11 +308,12 @@ def _iterate_typed_tables(
     file: Any, form: str, counted: CountedRows | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows; breaks go to `counted`."""
+    note = (counted or CountedRows()).add_break
     if form == "avro":
-        return iterate_avro_tables(file, CHUNK_BYTES, (counted or CountedRows()).add_break)
+        return iterate_avro_tables(file, CHUNK_BYTES, note)
     if form == "parquet":
         return _iterate_parquet_tables(file)
-    return iterate_orc_tables(file, CHUNK_BYTES)
+    return iterate_orc_tables(file, CHUNK_BYTES, note)
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
