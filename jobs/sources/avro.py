@@ -114,7 +114,7 @@ def iterate_avro_tables(
 
 
 def _iterate_container(
-    stream: "_Values", chunk_bytes: int, note: Callable[[int, int], None]
+    stream: Any, chunk_bytes: int, note: Callable[[int, int], None]
 ) -> Iterator[pa.Table]:
     header: Any = fastavro.schemaless_reader(stream, _HEADER, None)
     meta = header["meta"]

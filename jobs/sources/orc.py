@@ -185,13 +185,13 @@ def _parse_message(name: str, data: bytes) -> Any:
     from google.protobuf.message import DecodeError
 
     try:
-        return _define_messages()[f"orc.{name}"].FromString(data)
+        return _build_messages()[f"orc.{name}"].FromString(data)
     except DecodeError as error:
         raise ValueError(f"the {name} of the file is damaged") from error
 
 
 @cache
-def _define_messages() -> dict[str, Any]:
+def _build_messages() -> dict[str, Any]:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     form = descriptor_pb2.FieldDescriptorProto

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.sources.encoded_objects import spec
-from tests.sources.test_chunks import CSV_PIECES, LINE, write_typed
-from tests.sources.test_chunks import use_chunks as use_decoded_chunks
+from tests.sources import encoded_objects
+from tests.sources.encoded_objects import CSV_PIECES, LINE, spec, write_typed
 from tests.spark.agreement import divide_finely
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.errors import CorruptObjectsError
@@ -43,7 +42,7 @@ ODD_LINES = [LINE, "", " ", "\r", "\ufeff{}", "\udcff", "x" * 50, '{"at": "never
 
 def use_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Decode and read so many bytes at a time, and divide wherever it is possible."""
-    use_decoded_chunks(monkeypatch, size)
+    encoded_objects.use_chunks(monkeypatch, size)
     monkeypatch.setattr(byte_streams, "READ_BYTES", size)
     divide_finely(monkeypatch)
 

@@ -14,12 +14,20 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.encoded_objects import AVRO_SYNC, START, avro, spec
+from tests.sources.encoded_objects import (
+    AVRO_SYNC,
+    BROKEN,
+    CSV_PIECES,
+    LINE,
+    ROW,
+    spec,
+    use_chunks,
+    write_typed,
+)
 
 from tidegate.errors import TransientError
 from tidegate.jobs.sources import avro as avro_files
@@ -31,32 +39,6 @@ from tidegate.jobs.sources.object_decoding import (
     describe_decoded_object,
     read_typed_object,
 )
-
-LINE = '{"at": "2026-03-01T00:00:00Z", "item": "é", "amount": 1, "x%d": 0}'
-ROW = '2026-03-01T00:00:00Z,"b,\nc",5\n'
-BROKEN = "\udcff"
-CSV_PIECES = [
-    '"',
-    '""',
-    '"x"',
-    '"a,"b',
-    ",",
-    ",",
-    "\n",
-    "\n",
-    "\r\n",
-    "\r",
-    "é",
-    "\ufeff",
-    BROKEN,
-    ROW,
-]
-
-
-def use_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Decode so many bytes at a time."""
-    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", size)
-    monkeypatch.setattr(object_decoding, "CHUNK_BYTES", size)
 
 
 def decode(name: str, data: bytes, **more: Any) -> tuple[Any, Any]:
@@ -157,22 +139,6 @@ def test_chunks_of_a_text_are_cast_as_the_whole(
     use_chunks(monkeypatch, 500)
     assert decode(name, data, **options) == whole
     assert isinstance(whole[0], BadObject) == (name in ("2.csv", "cut.json.gz"))
-
-
-def write_typed(name: str) -> tuple[bytes, str]:
-    """An object of 200 rows in several blocks, stripes or row groups, and its format."""
-    rows = [{"at": START, "item": f"{n}" + "a" * (n % 50), "amount": n} for n in range(200)]
-    form, _, codec = name.partition("-")
-    if form == "avro":
-        first, *others = (avro(rows[n : n + 40], codec=codec) for n in range(0, 200, 40))
-        blocks = (one[one.index(AVRO_SYNC) + len(AVRO_SYNC) :] for one in others)
-        return first + b"".join(blocks), form
-    sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
-    if form == "orc":
-        orc.write_table(table, sink, stripe_size=1000, batch_size=40)
-    else:
-        pq.write_table(table, sink, row_group_size=40)
-    return sink.getvalue(), form
 
 
 @pytest.mark.parametrize("chunk", [40, 700])

@@ -49,7 +49,9 @@ def test_some_stripes_of_a_file_are_a_file(codec: str) -> None:
     assert len(places) > 5
     (first, start), (last, end) = places[2], places[4]
     with extract_stripes(sink, start, end) as found:
-        assert pa.concat_tables(iterate_orc_tables(found, 50_000)) == rows.slice(first, last - first)
+        assert pa.concat_tables(iterate_orc_tables(found, 50_000)) == rows.slice(
+            first, last - first
+        )
         assert read_writer_zone(found) == "GMT"
     data = sink.getvalue()
     with pytest.raises(ValueError, match="damaged"):
