@@ -152,7 +152,7 @@ def _divide_part(source: SourceSpec, part: JsonObject, most: float) -> Iterator[
         return
     # A slice may have been cut short since it was planned.
     inside = [row for row in part.get("breaks", ()) if start < row < end]
-    if needs_decoding(source, part["key"]) and not part.get("offsets"):
+    if needs_decoding(source, part["key"]) and EXTENT not in part:
         inside = []
     shared = {**part, SHARED: bool(inside)}
     for first, last in pairwise([start, *inside, end]):
@@ -168,6 +168,9 @@ def _add_extent(source: SourceSpec, part: JsonObject) -> JsonObject:
     """Say of an object that has to be decoded which part of it has its rows."""
     offsets = part.get("offsets")
     if not offsets or not needs_decoding(source, part["key"]):
+        return part
+    has_header = {"json": False, "csv": source.parse.header}.get(source.format, True)
+    if has_header != (offsets[0] > 0):  # the spec has changed since the object was inspected
         return part
     breaks = part["breaks"]
     first, last = bisect_right(breaks, part["row_start"]) - 1, bisect_left(breaks, part["row_end"])

@@ -228,6 +228,9 @@ def test_an_object_of_an_older_plan_is_read_whole(tmp_path: Path) -> None:
     assert count_read_bytes(own, source, is_open=False) == part["size"]
     more = {"breaks": [0, 300, 600], "offsets": [20, 30 << 20, 60 << 20]}
     assert len(divide_part(store, part | more, source)) == 3
+    # Its rows had other numbers when it was planned.
+    bare = spec(format="csv", parse={"header": False}).sources["a"]
+    assert len(divide_part(store, part | more, bare)) == 1
 
 
 def test_an_object_that_only_the_last_share_finds_damaged_is_named(
