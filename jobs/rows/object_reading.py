@@ -310,7 +310,7 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     key, columns = part["key"], part["columns"]
     out = ScratchFile()
     with _open_planned(part, uri, source) as file:
-        own = _open_extent(file, part, source) if EXTENT in part else file
+        own = _open_extent(file, part, source) if _is_share(part) else file
         bad = decode_to_parquet(key, own, source, out, columns)
         if isinstance(file, LocalFile):
             file.check_reads()
@@ -320,12 +320,17 @@ def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     return out
 
 
+def _is_share(part: JsonView) -> bool:
+    """Whether not all of an object is decoded."""
+    return EXTENT in part and _ObjectExtent(None, part[EXTENT]).size < part["size"]
+
+
 def _open_extent(file: Any, part: JsonObject, source: SourceSpec) -> io.IOBase:
     if source.format != "orc":
         return _ObjectExtent(file, part[EXTENT])
     try:
         return extract_stripes(file, part[EXTENT]["start"], part[EXTENT]["end"])
-    except (OSError, ValueError) as error:
+    except (OSError, LookupError, ValueError) as error:
         if isinstance(file, LocalFile):
             file.check_reads()
         raise CorruptObjectsError.for_keys([part["key"]]) from error
@@ -339,9 +344,9 @@ def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
         except NotFoundError as error:
             raise CorruptObjectsError.for_keys([part["key"]]) from error
     store, key = _locate_object(uri)
-    is_shared = count_read_bytes(part, source, is_open=False) < part["size"]
+    is_shared = _is_share(part)
     version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
-    return version if EXTENT in part else _open_for_decoding(version, source)
+    return version if is_shared else _open_for_decoding(version, source)
 
 
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:

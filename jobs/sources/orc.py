@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .byte_streams import ScratchFile, open_compressed
+from .byte_streams import READ_BYTES, ScratchFile, StreamPart, open_compressed
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 # Message of ORC -> field -> its number, and its type unless it is a number. Other fields are kept.
@@ -114,7 +114,7 @@ def extract_stripes(file: Any, start: int, end: int) -> ScratchFile:
     """Return a file of the stripes that begin between two places of a file.
 
     Raises:
-        OSError, ValueError: the file is damaged.
+        OSError, LookupError, ValueError: the file is damaged.
     """
     tail, footer = _read_footer(file)
     whole, out = list(footer.stripes), ScratchFile()
@@ -123,7 +123,10 @@ def extract_stripes(file: Any, start: int, end: int) -> ScratchFile:
     place = whole[0].offset
     for stripe in whole:
         if start <= stripe.offset < end:
-            out.write(_read_range(file, stripe.offset, _measure_stripe(stripe)))
+            file.seek(stripe.offset)
+            copied = StreamPart(file, _measure_stripe(stripe))
+            while data := copied.read(READ_BYTES):
+                out.write(data)
             stripe.offset = place
             place += _measure_stripe(stripe)
             footer.stripes.append(stripe)

@@ -91,7 +91,7 @@ def read_shared(name: str, data: bytes, options: dict[str, Any], size: int) -> t
         return len(shares), shared, read_rows(store, bare, source)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     pieces=st.lists(st.sampled_from(CSV_PIECES), max_size=30),
     start=st.sampled_from(
@@ -109,7 +109,7 @@ def test_shares_of_csv_have_the_rows_of_the_whole(
     assert shared == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lines=st.lists(st.sampled_from(ODD_LINES), max_size=20), size=st.integers(1, 40))
 def test_shares_of_lines_have_the_rows_of_the_whole(lines: list[str], size: int) -> None:
     """Also undeclared fields, of which one share alone may have none."""
