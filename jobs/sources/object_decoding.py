@@ -293,9 +293,9 @@ def _read_columns(rows: Any, spec: SourceSpec, counted: CountedRows) -> Iterator
                 fields.update(_list_unknown_fields(lines, spec))
         yield _read_json_lines([], spec, fields)
     elif spec.format == "csv":
-        for start, texts in _iterate_csv_texts(rows, spec):
-            if start is not None:
-                counted.add_break(counted.number, start)
+        for begin, texts in _iterate_csv_texts(rows, spec):
+            if begin is not None:
+                counted.add_break(counted.number, begin)
             counted.number += texts.num_rows
             yield _cast_texts(texts.slice(0, 0), spec)
     else:

@@ -45,12 +45,13 @@ def decode(name: str, data: bytes, **more: Any) -> tuple[Any, Any]:
     """The rows or what is wrong, and what is known of the object before that."""
     source, out = spec(**more).sources["a"], io.BytesIO()
     bad = decode_to_parquet(name, io.BytesIO(data), source, out)
-    found = describe_decoded_object(name, io.BytesIO(data), source)
+    described = describe_decoded_object(name, io.BytesIO(data), source)
     rows = bad or pq.read_table(out)
-    if not isinstance(found, BadObject):
-        found = (found[0].number, pq.read_schema(found[1]))
-        assert not isinstance(rows, BadObject)
-        assert found == (rows.num_rows, rows.schema)
+    if isinstance(described, BadObject):
+        return rows, described
+    found = (described[0].number, pq.read_schema(described[1]))
+    assert not isinstance(rows, BadObject)
+    assert found == (rows.num_rows, rows.schema)
     return rows, found
 
 

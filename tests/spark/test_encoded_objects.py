@@ -35,7 +35,6 @@ from tidegate.jobs.rows.slice_scan import MOST_CELLS
 from tidegate.jobs.sources import object_decoding, text_chunks
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
-from tidegate.jobs.spark import task_epochs
 from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import ReadLimits
 
@@ -89,7 +88,7 @@ def encode_avro(rows: Rows) -> bytes:
 def encode_orc(rows: Rows) -> bytes:
     """An ORC object."""
     out = io.BytesIO()
-    orc.write_table(table_of(rows), out, stripe_size=1, batch_size=2)
+    orc.write_table(table_of(rows), out)
     return out.getvalue()
 
 
@@ -129,8 +128,9 @@ class EncodedPair(Pair):
 
     def _slice(self, member: Member, *, done: bool, blocked: bool) -> Slice:
         piece = super()._slice(member, done=done, blocked=blocked)
-        is_long = piece.parts and self.most_rows is not None
-        return _trim(piece, piece.start + self.most_rows) if is_long else piece
+        if not piece.parts or self.most_rows is None:
+            return piece
+        return _trim(piece, piece.start + self.most_rows)
 
 
 @pytest.mark.parametrize("form", sorted(ENCODERS))
@@ -209,14 +209,13 @@ def test_tasks_share_an_object_that_they_decode(
     pair = EncodedPair(session, tmp_path, events, **source)
     bad = {"csv": b'never,,"x\n",1,0.5\n\n1,2\n', "json": b"\nno object\n"}.get(form, b"")
     shares: list[int] = []
-    divide = task_epochs.divide_cut
 
     def divide_counted(*given: Any) -> Any:
-        units = divide(*given)
+        units = cut_division.divide_cut(*given)
         shares.append(len(units))
         return units
 
-    monkeypatch.setattr(task_epochs, "divide_cut", divide_counted)
+    monkeypatch.setattr("tidegate.jobs.spark.task_epochs.divide_cut", divide_counted)
     with closing(pair.spark):
         for epoch in range(4):
             rows = [row for _ in range(3) for row in rows_of(draw, 8 * epoch) if row["t"] > 0]
