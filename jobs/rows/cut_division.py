@@ -5,9 +5,11 @@ the same rows are made of the same parts and merged in the same order on every c
 of doubles are the same bytes.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
@@ -19,7 +21,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
-DIVISION: Final = 3
+DIVISION: Final = 4
 """Version of the division. Another division gives sums of doubles other last digits.
 
 `MOST_CELLS` belongs to it: a unit with more values is folded in batches.
@@ -29,6 +31,11 @@ _SHARE_BYTES: Final = 16 << 20
 """What a task reads at most of a larger slice, if that can be divided."""
 SHARED: Final = "shared"
 """Says of a part of a unit that other units may read the rest of its object."""
+EXTENT: Final = "extent"
+"""Of a part of a unit of which not all is decoded: `row` is the number of the first row that is.
+
+`start` and `end` are the bytes from it on, and so many as `header` are before the first row of all.
+"""
 _MOST_UNITS: Final = 256
 """Shares grow with the cut, so that they are not many more: each has partial aggregates."""
 _REQUEST_BYTES: Final = 256 << 10
@@ -88,8 +95,8 @@ def divide_cut(spec: PipelineSpec, cut: Cut, state: JsonView, store: Store) -> l
 
     A unit has about `UNIT_BYTES`, or a single larger slice. Units of at most 16 MiB, or the 256th
     part of the cut, share a slice that is larger than that. A larger row group is not divided, nor
-    is an object that has to be decoded first. Slices with punctuation, barriers or `max_jump` are
-    never shared: there a row is judged by the rows before it.
+    is an object without breaks that has to be decoded first. Slices with punctuation, barriers or
+    `max_jump` are never shared: there a row is judged by the rows before it.
 
     Args:
         spec: the pipeline.
@@ -98,6 +105,7 @@ def divide_cut(spec: PipelineSpec, cut: Cut, state: JsonView, store: Store) -> l
         store: gives the addresses of objects.
     """
     known: JsonView = state.get("members", {})
+    cut = Cut(tuple(_add_extents(spec, piece) for piece in cut.slices))
     filled = [index for index, piece in enumerate(cut.slices) if piece.parts]
     sizes = [sum(map(_measure_part, cut.slices[index].parts)) for index in filled]
     most = max(_SHARE_BYTES, sum(sizes) / _MOST_UNITS)
@@ -136,16 +144,17 @@ def _divide_slice(source: SourceSpec, whole: Slice, most: float) -> Iterator[Sli
         joined = list[JsonObject]()
         for part in (parts[place] for place in group):
             if joined and joined[-1]["key"] == part["key"]:
-                joined[-1] = {**joined[-1], "row_end": part["row_end"]}
+                end = {"row_end": part["row_end"]}
+                joined[-1] = _add_extent(source, {**joined[-1], **end})
             else:
                 joined.append(part)
-        yield replace(whole, parts=tuple(joined))
+        yield replace(whole, parts=tuple({**part, "breaks": [], "offsets": []} for part in joined))
 
 
 def _divide_part(source: SourceSpec, part: JsonObject, most: float) -> Iterator[JsonObject]:
     """Yield an object or a range of a topic in pieces of about so many bytes.
 
-    An object is divided where a row group begins (`Footer.breaks`), unless it has to be decoded.
+    An object is divided at its breaks (`Footer`), with their offsets if it has to be decoded.
     """
     start, end = part["row_start"], part["row_end"]
     if "kafka" in part:
@@ -154,10 +163,31 @@ def _divide_part(source: SourceSpec, part: JsonObject, most: float) -> Iterator[
         return
     # A slice may have been cut short since it was planned.
     inside = [row for row in part.get("breaks", ()) if start < row < end]
-    bounds = [] if needs_decoding(source, part["key"]) else inside
-    shared = {**part, SHARED: bool(bounds)}
-    for first, last in zip([start, *bounds], [*bounds, end], strict=True):
-        yield {**shared, "breaks": [], "row_start": first, "row_end": last}
+    if needs_decoding(source, part["key"]) and EXTENT not in part:
+        inside = []
+    shared = {**part, SHARED: bool(inside)}
+    for first, last in pairwise([start, *inside, end]):
+        yield _add_extent(source, {**shared, "row_start": first, "row_end": last})
+
+
+def _add_extents(spec: PipelineSpec, piece: Slice) -> Slice:
+    found = (_add_extent(spec.sources[piece.member.source], part) for part in piece.parts)
+    return replace(piece, parts=tuple(found))
+
+
+def _add_extent(source: SourceSpec, part: JsonObject) -> JsonObject:
+    """Say of an object that has to be decoded which part of it has its rows."""
+    offsets = part.get("offsets")
+    if not offsets or not needs_decoding(source, part["key"]):
+        return part
+    has_header = {"json": False, "csv": source.parse.header}.get(source.format, True)
+    if has_header != (offsets[0] > 0):  # the spec has changed since the object was inspected
+        return part
+    breaks = part["breaks"]
+    first, last = bisect_right(breaks, part["row_start"]) - 1, bisect_left(breaks, part["row_end"])
+    end = offsets[last] if last < len(offsets) else part["size"]
+    extent = {"row": breaks[first], "header": offsets[0], "start": offsets[first], "end": end}
+    return {**part, EXTENT: extent}
 
 
 def measure_unit(unit: ReadUnit) -> float:
@@ -190,6 +220,8 @@ def _measure_part(part: JsonView) -> float:
     rows = part["row_end"] - part["row_start"]
     if "kafka" in part:
         return float(rows * _MESSAGE_BYTES + _REQUEST_BYTES)
+    if EXTENT in part:
+        return float(part[EXTENT]["end"] - part[EXTENT]["start"] + _REQUEST_BYTES)
     return float(part["size"] * rows / max(part["rows"], 1) + _REQUEST_BYTES)
 
 

@@ -32,11 +32,12 @@ from tidegate.jobs.sources.object_inspection import (
     describe_encoded_object,
     read_footer,
 )
+from tidegate.jobs.sources.orc import extract_stripes
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
 
 from .attempt_files import open_task_store
-from .cut_division import SHARED, group_by_size
+from .cut_division import EXTENT, SHARED, group_by_size
 from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader
 
 RANGED_BYTES: Final = 32 << 20
@@ -159,6 +160,25 @@ class LocalFile(_RangeReader):
             raise self._failure from error
 
 
+class _ObjectExtent(_RangeReader):
+    """The header of an object and the bytes of some of its rows, as an object of their own.
+
+    Args:
+        file: the object.
+        extent: `EXTENT` of a part.
+    """
+
+    def __init__(self, file: Any, extent: JsonView) -> None:
+        super().__init__(extent["header"] + extent["end"] - extent["start"])
+        self._file, self._header = file, extent["header"]
+        self._left_out = extent["start"] - extent["header"]
+
+    def read_range(self, start: int, length: int) -> bytes:
+        if start < self._header:
+            return _read_range(self._file, start, min(length, self._header - start))
+        return _read_range(self._file, start + self._left_out, length)
+
+
 @dataclass(frozen=True)
 class FoundObject:
     """An object that a plan asks for: its key, its address (`Store.uri`) and its bytes."""
@@ -260,6 +280,8 @@ def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> in
 
     `is_open` says whether it was opened for the rows before them.
     """
+    if EXTENT in part:
+        return 0 if is_open else _ObjectExtent(None, part[EXTENT]).size
     is_ranged = part.get(SHARED, False) or part["size"] > RANGED_BYTES
     if needs_decoding(source, part["key"]) or not is_ranged:
         return 0 if is_open else int(part["size"])
@@ -278,20 +300,40 @@ def make_part(
         reader = RowReader(path)
     planned: dict[str, Any] = {name: part[name] for name in PLANNED}
     columns = tuple(part["columns"].items())
-    return CutPart(member=index, path=path, columns=columns, reader=reader, **planned)
+    skipped = part[EXTENT]["row"] if EXTENT in part else 0
+    return CutPart(
+        member=index, path=path, columns=columns, reader=reader, skipped=skipped, **planned
+    )
 
 
 def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     key, columns = part["key"], part["columns"]
     out = ScratchFile()
     with _open_planned(part, uri, source) as file:
-        bad = decode_to_parquet(key, file, source, out, columns)
+        own = _open_extent(file, part, source) if _is_share(part) else file
+        bad = decode_to_parquet(key, own, source, out, columns)
         if isinstance(file, LocalFile):
             file.check_reads()
         # The plan could count its rows, so it has changed since, or its values are damaged.
         if bad is not None:
             raise CorruptObjectsError.for_keys([key])
     return out
+
+
+def _is_share(part: JsonView) -> bool:
+    """Whether not all of an object is decoded."""
+    return EXTENT in part and _ObjectExtent(None, part[EXTENT]).size < part["size"]
+
+
+def _open_extent(file: Any, part: JsonObject, source: SourceSpec) -> io.IOBase:
+    if source.format != "orc":
+        return _ObjectExtent(file, part[EXTENT])
+    try:
+        return extract_stripes(file, part[EXTENT]["start"], part[EXTENT]["end"])
+    except (OSError, LookupError, ValueError) as error:
+        if isinstance(file, LocalFile):
+            file.check_reads()
+        raise CorruptObjectsError.for_keys([part["key"]]) from error
 
 
 def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
@@ -302,7 +344,9 @@ def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
         except NotFoundError as error:
             raise CorruptObjectsError.for_keys([part["key"]]) from error
     store, key = _locate_object(uri)
-    return _open_for_decoding(_open_version(store, key, part["etag"], part["size"]), source)
+    is_shared = _is_share(part)
+    version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
+    return version if is_shared else _open_for_decoding(version, source)
 
 
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:

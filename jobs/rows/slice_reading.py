@@ -134,10 +134,11 @@ class CutPart:
         ordinal: place of the object in its member.
         rows: of the whole object.
         row_start, row_end: the rows in the cut, the end exclusive; all if `has_row_numbers`.
-        path: the whole object as a local file, its bytes, or what reads them; of a topic, the rows
-            of the range.
+        path: the object as a local file, its bytes, or what reads them; of a topic, the rows of the
+            range.
         columns: physical column -> Arrow type text, as planned.
         reader: has read the rows before these, if another batch had them.
+        skipped: how many of the first rows of the object `path` lacks.
     """
 
     member: int
@@ -150,6 +151,7 @@ class CutPart:
     path: Path | io.IOBase | pa.Table
     columns: PhysicalColumns
     reader: RowReader | None = None
+    skipped: int = 0
 
     @property
     def has_row_numbers(self) -> bool:
@@ -310,7 +312,7 @@ def _read_some_rows(
 ) -> pa.Table:
     """Rows of an object by their places in it, the end exclusive."""
     try:
-        return reader.read_rows(names, start, end)
+        return reader.read_rows(names, start - part.skipped, end - part.skipped)
     except MemoryError:  # Arrow's is an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:

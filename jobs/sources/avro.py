@@ -10,7 +10,7 @@ import base64
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any, Final
 
@@ -86,28 +86,37 @@ class AvroError(ValueError):
     """
 
 
-def iterate_avro_tables(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Table]:
+def iterate_avro_tables(
+    stream: ByteStream, chunk_bytes: int, note: Callable[[int, int], None] = lambda *_: None
+) -> Iterator[pa.Table]:
     """Yield the rows of an object container file, about so many bytes of them at a time, or fewer.
 
     There is at least one table. Only blocks with snappy are held whole if they are larger.
 
+    Args:
+        stream: the file.
+        chunk_bytes: of rows.
+        note: is given the number of the first row of each block, and where the block begins.
+
     Raises:
         AvroError: the file cannot be read.
     """
-    start = stream.read(len(_MAGIC))
+    values = _Values(stream)
+    start = values.read(len(_MAGIC))
     if start != _MAGIC:
         raise AvroError(f"the object begins with {start!r}, not with {_MAGIC!r}")
     try:
-        yield from _iterate_container(stream, chunk_bytes)
+        yield from _iterate_container(values, chunk_bytes, note)
     except (AvroError, TidegateError, MemoryError):
         raise
     except Exception as error:  # fastavro lets the exceptions of damaged bytes through, of any kind
         raise AvroError(f"the data is damaged: {type(error).__name__}: {error}") from error
 
 
-def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Table]:
-    values: Any = _Values(stream)
-    header: Any = fastavro.schemaless_reader(values, _HEADER, None)
+def _iterate_container(
+    stream: Any, chunk_bytes: int, note: Callable[[int, int], None]
+) -> Iterator[pa.Table]:
+    header: Any = fastavro.schemaless_reader(stream, _HEADER, None)
     meta = header["meta"]
     if "avro.schema" not in meta:
         raise AvroError("the header has no schema")
@@ -118,8 +127,10 @@ def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Tabl
     record = _RecordSchema(json.loads(meta["avro.schema"], object_hook=_drop_ignored))
     most = max(min(_MOST_VALUES // record.width, _MOST_ROWS), 1)
     rows: list[dict[str, Any]] = []
-    held = 0
-    for count, values in _iterate_blocks(stream, codec, header["sync"], chunk_bytes):
+    held = total = 0
+    for start, count, values in _iterate_blocks(stream, codec, header["sync"], chunk_bytes):
+        note(total, start)
+        total += count
         begun = 0
         # A block that is held may well be decoded in larger steps.
         step = min(_ROWS_AT_ONCE, most) if isinstance(values, io.BytesIO) else 1
@@ -137,13 +148,17 @@ def _iterate_container(stream: ByteStream, chunk_bytes: int) -> Iterator[pa.Tabl
 
 
 def _iterate_blocks(
-    stream: ByteStream, codec: str, sync: bytes, chunk_bytes: int
-) -> Iterator[tuple[int, Any]]:
-    """Yield the number of rows of each block, and what they are read from.
+    stream: "_Values", codec: str, sync: bytes, chunk_bytes: int
+) -> Iterator[tuple[int, int, Any]]:
+    """Yield of each block where it begins, its number of rows, and what they are read from.
 
     A block of up to `chunk_bytes` is checked before its rows are read, a larger one after that.
     """
-    while (count := _read_number(stream)) is not None:
+    while True:
+        start = stream.tell()
+        count = _read_number(stream)
+        if count is None:
+            return
         size = _read_number(stream)
         if size is None or size < 0 or count < 0:
             raise AvroError(f"a block of {size} bytes has {count} rows")
@@ -155,9 +170,9 @@ def _iterate_blocks(
             _check_end(block, stream, sync)
             if count > len(data):
                 raise AvroError(f"a block of {len(data)} bytes has {count} rows")
-            yield count, io.BytesIO(data)
+            yield start, count, io.BytesIO(data)
         else:
-            yield count, _Values(open_compressed(_CODECS[codec], block))
+            yield start, count, _Values(open_compressed(_CODECS[codec], block))
             while block.read(chunk_bytes):
                 pass
             _check_end(block, stream, sync)
@@ -196,7 +211,7 @@ class _Values:
     def __init__(self, stream: ByteStream) -> None:
         self._stream, self._position = stream, 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         if not 0 <= size <= _MOST_VALUE_BYTES:
             raise AvroError(f"a value has {size} bytes")
         data = self._stream.read(size)

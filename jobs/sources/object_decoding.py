@@ -15,7 +15,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -39,8 +39,16 @@ from .avro import iterate_avro_tables
 from .byte_streams import ByteStream, copy_to_scratch, find_codec, open_compressed
 from .odd_texts import MarkedText, add_marks, decode_line
 from .orc import iterate_orc_tables
-from .text_chunks import CHUNK_BYTES, iterate_csv_chunks, iterate_line_chunks
+from .text_chunks import (
+    CHUNK_BYTES,
+    Chunk,
+    find_csv_header_end,
+    iterate_csv_chunks,
+    iterate_line_chunks,
+)
 
+BREAK_BYTES: Final = 3 << 20
+"""Between two breaks of an object at least: a little less than a chunk of a text."""
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -72,6 +80,28 @@ class BadObject:
     reason: DeadLetterReason
     detail: str
     rows: int | None = None
+
+
+@dataclass
+class CountedRows:
+    """The rows of an object, as far as they were counted.
+
+    Attributes:
+        number: how many there are.
+        breaks: rows from which on it can be decoded without those before them, the first row and
+            others that are `BREAK_BYTES` apart or more; none if it cannot.
+        offsets: where each of these begins.
+    """
+
+    number: int = 0
+    breaks: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def add_break(self, row: int, offset: int) -> None:
+        """Note where a row begins, in the order of the rows."""
+        if not self.breaks or (row > self.breaks[-1] and offset - self.offsets[-1] >= BREAK_BYTES):
+            self.breaks.append(row)
+            self.offsets.append(offset)
 
 
 def needs_decoding(spec: SourceSpec, key: str) -> bool:
@@ -132,14 +162,13 @@ def decode_to_parquet(
 
 def describe_decoded_object(
     key: str, file: Any, spec: SourceSpec
-) -> tuple[int, io.BytesIO] | BadObject:
-    """Return the number of rows that `decode_to_parquet` writes, and a file with its columns.
+) -> tuple[CountedRows, io.BytesIO] | BadObject:
+    """Return the rows that `decode_to_parquet` writes, and a file with its columns.
 
     Texts are counted only, so this takes a fraction of the time.
     """
-    sizes: list[int] = []
-    out = io.BytesIO()
-    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, sizes))
+    counted, out = CountedRows(), io.BytesIO()
+    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, counted))
     try:
         first = next(tables)
         _write_tables(iter([first.slice(0, 0)]), spec, out)
@@ -147,7 +176,9 @@ def describe_decoded_object(
         _write_tables(chain([first], tables), spec, pa.MockOutputStream())
     except _UnreadableError as error:
         return error.bad
-    return sum(sizes), out
+    if find_codec(key) is not None:  # the breaks are places in what it holds
+        counted = CountedRows(counted.number)
+    return counted, out
 
 
 def _decode_object(
@@ -241,41 +272,48 @@ def decompress_object(key: str, data: bytes) -> bytes:
 def _read_object(rows: Any, spec: SourceSpec, fields: Collection[str]) -> Iterator[pa.Table]:
     """Yield the rows; `fields` of JSON lines are those that the schema lacks."""
     if spec.format == "json":
-        for chunk in _iterate_lines(rows):
+        for _, chunk in _iterate_lines(rows):
             yield _read_json_lines(_split_json_lines(chunk), spec, fields)
     elif spec.format == "csv":
-        for texts in _iterate_csv_texts(rows, spec):
+        for _, texts in _iterate_csv_texts(rows, spec):
             yield _cast_texts(texts, spec)
     else:
         yield from _iterate_typed_tables(rows, spec.format)
 
 
-def _read_columns(rows: Any, spec: SourceSpec, sizes: list[int]) -> Iterator[pa.Table]:
-    """Yield tables with the columns, which may have no rows, and note their numbers of rows."""
+def _read_columns(rows: Any, spec: SourceSpec, counted: CountedRows) -> Iterator[pa.Table]:
+    """Yield tables with the columns, which may have no rows, and count the rows of the object."""
     if spec.format == "json":
         fields: set[str] = set()
-        for chunk in _iterate_lines(rows):
+        for start, chunk in _iterate_lines(rows):
             lines = _split_json_lines(chunk)
-            sizes.append(len(lines))
+            counted.add_break(counted.number, start)
+            counted.number += len(lines)
             if spec.evolution.added == "ignore":
                 fields.update(_list_unknown_fields(lines, spec))
         yield _read_json_lines([], spec, fields)
     elif spec.format == "csv":
-        for texts in _iterate_csv_texts(rows, spec):
-            sizes.append(texts.num_rows)
+        for begin, texts in _iterate_csv_texts(rows, spec):
+            if begin is not None:
+                counted.add_break(counted.number, begin)
+            counted.number += texts.num_rows
             yield _cast_texts(texts.slice(0, 0), spec)
     else:
-        for table in _iterate_typed_tables(rows, spec.format):
-            sizes.append(table.num_rows)
+        for table in _iterate_typed_tables(rows, spec.format, counted):
+            counted.number += table.num_rows
             yield table
 
 
-def _iterate_typed_tables(file: Any, form: str) -> Iterator[pa.Table]:
+def _iterate_typed_tables(
+    file: Any, form: str, counted: CountedRows | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows; breaks go to `counted`."""
+    note = (counted or CountedRows()).add_break
     if form == "avro":
-        return iterate_avro_tables(file, CHUNK_BYTES)
+        return iterate_avro_tables(file, CHUNK_BYTES, note)
     if form == "parquet":
         return _iterate_parquet_tables(file)
-    return iterate_orc_tables(file, CHUNK_BYTES)
+    return iterate_orc_tables(file, CHUNK_BYTES, note)
 
 
 def read_typed_object(data: bytes, form: str) -> pa.Table:
@@ -316,15 +354,15 @@ def find_int96_columns(metadata: Any) -> set[str]:
     return {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
 
 
-def _iterate_lines(rows: ByteStream) -> Iterator[bytes]:
+def _iterate_lines(rows: ByteStream) -> Iterator[Chunk]:
     """Yield chunks of lines; at least one, which may be empty."""
     chunks = iterate_line_chunks(rows)
-    yield next(chunks, b"")
+    yield next(chunks, (0, b""))
     yield from chunks
 
 
 def _find_unknown_fields(key: str, file: Any, spec: SourceSpec) -> list[str]:
-    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, []))
+    tables = _decode_object(key, file, spec, lambda rows: _read_columns(rows, spec, CountedRows()))
     return [name for table in tables for name in table.column_names]
 
 
@@ -468,18 +506,26 @@ def _read_csv_header(marked: MarkedText, spec: SourceSpec) -> list[str]:
     return names
 
 
-def _iterate_csv_texts(rows: ByteStream, spec: SourceSpec) -> Iterator[pa.Table]:
-    """Yield the values as texts, at least one table."""
+def _iterate_csv_texts(rows: ByteStream, spec: SourceSpec) -> Iterator[tuple[int | None, pa.Table]]:
+    """Yield where rows begin, and their values as texts; at least one table.
+
+    None: they have no beginning that can be read behind the header, or without one.
+    """
     delimiter, quote = spec.parse.delimiter, spec.parse.quote
     names = None if spec.parse.header else list(spec.columns)
-    for number, chunk in enumerate(iterate_csv_chunks(rows, delimiter, quote)):
+    for number, (start, chunk) in enumerate(iterate_csv_chunks(rows, delimiter, quote)):
+        begin: int | None = start
         marked = add_marks(chunk, delimiter, quote)
         has_header = spec.parse.header and number == 0
+        if has_header:
+            begin = start + find_csv_header_end(chunk, delimiter, quote)
+        elif number and chunk.startswith(codecs.BOM_UTF8):
+            begin = None  # at the beginning of a text it would be no part of the value
         if names is None:
             names = _read_csv_header(marked, spec)
         # Arrow takes away one mark at the beginning of what it reads.
-        start = codecs.BOM_UTF8 if number else b""
-        yield _read_csv_texts(marked, names, spec, start, has_header=has_header)
+        mark = codecs.BOM_UTF8 if number else b""
+        yield begin, _read_csv_texts(marked, names, spec, mark, has_header=has_header)
 
 
 def _read_csv_texts(

@@ -2,6 +2,7 @@
 
 import io
 import struct
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from tidegate.checkpoints.errors import OBJECT_NOT_FOUND
 from tidegate.checkpoints.store import NotFoundError, ObjectInfo, Store, map_in_threads
 from tidegate.errors import get_first_line
 from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.json_types import JsonView
+from tidegate.json_types import JsonObject, JsonView
 
 from .errors import OBJECT_VANISHED
 from .input_view import InputView
@@ -53,13 +54,31 @@ class Footer:
     Attributes:
         rows: how many it has.
         columns: physical column -> Arrow type as text.
-        breaks: rows at which row groups begin that are `BREAK_BYTES` apart or more: there several
-            tasks may divide a large object.
+        breaks: rows at which several tasks may divide a large object, `BREAK_BYTES` apart or more:
+            where row groups begin; of an object that has to be decoded, the first row as well.
+        offsets: of an object that has to be decoded, where each of these rows begins.
     """
 
     rows: int
     columns: dict[str, str]
     breaks: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+    def list_breaks(self, start: int, end: int) -> JsonObject:
+        """Return the breaks of some rows as a plan has them; empty if there are none.
+
+        Also those next to these rows if an object has to be decoded, and the first one.
+        """
+        if not self.offsets:
+            inside = [row for row in self.breaks if start < row < end]
+            return {"breaks": inside} if inside else {}
+        first = max(bisect_right(self.breaks, start) - 1, 1)
+        last = bisect_left(self.breaks, end)
+        places = [0, *range(first, min(last + 1, len(self.breaks)))]
+        return {
+            "breaks": [self.breaks[place] for place in places],
+            "offsets": [self.offsets[place] for place in places],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +139,7 @@ class ObjectInspector:
 
         If it is gone or has another ETag, its content is a `BadObject`.
         """
-        breaks = tuple(pinned.get("breaks", ()))
-        content: Footer | BadObject = Footer(pinned["rows"], pinned["columns"], breaks)
+        content: Footer | BadObject = restore_footer(pinned)
         head = self._store.stat(pinned["key"])
         if head is None or head.etag != pinned["etag"]:
             content = BadObject("changed_object", describe_change(pinned, head))
@@ -202,9 +220,19 @@ def describe_encoded_object(key: str, file: Any, spec: SourceSpec) -> Footer | B
     found = describe_decoded_object(key, file, spec)
     if isinstance(found, BadObject):
         return found
-    rows, columns = found
+    counted, columns = found
     # Either has the number of rows, and the file with the columns has none.
-    return replace(_describe_columns(columns), rows=rows)
+    described = replace(_describe_columns(columns), rows=counted.number)
+    if isinstance(described, BadObject) or len(counted.breaks) < 2:
+        return described
+    breaks, offsets = tuple(counted.breaks), tuple(counted.offsets)
+    return replace(described, breaks=breaks, offsets=offsets)
+
+
+def restore_footer(planned: JsonView) -> Footer:
+    """Return what a plan knows of an object. Of older plans `offsets` may be missing."""
+    breaks, offsets = (tuple(planned.get(name, ())) for name in ("breaks", "offsets"))
+    return Footer(planned["rows"], planned["columns"], breaks, offsets)
 
 
 def describe_change(pinned: JsonView, head: ObjectInfo | None) -> str:

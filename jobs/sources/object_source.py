@@ -10,7 +10,7 @@ object that appears *before* the last consumed key is never seen, except with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
@@ -34,6 +34,7 @@ from .object_inspection import (
     InspectedObject,
     ObjectInspector,
     describe_change,
+    restore_footer,
 )
 from .table_versions import TableVersions, open_table_versions
 
@@ -144,7 +145,7 @@ class ObjectSource:
         # Parts that begin at `end` or after it are left to the next slice.
         kept = [p for p in part.parts if join_seq(p["ordinal"], p["row_start"]) < end]
         last = kept[-1]
-        resume = _ResumePoint(ordinal, row, None, _pin_object(last, last.get("breaks", ()), row))
+        resume = _ResumePoint(ordinal, row, None, _pin_object(last, restore_footer(last), row))
         if row >= last["rows"]:  # consumed whole after all
             resume = _ResumePoint(ordinal + 1, 0, last["key"], None)
         if last["ordinal"] == ordinal:
@@ -388,7 +389,7 @@ class _SliceBuilder:
         else:
             part = self._add_rows(inspected, found)
             if part["row_end"] < part["rows"]:
-                pinned = _pin_object(part, found.breaks, part["row_end"])
+                pinned = _pin_object(part, found, part["row_end"])
                 self.at = _ResumePoint(self.at.ordinal, part["row_end"], None, pinned)
                 return False
         self.at = _ResumePoint(self.at.ordinal + 1, 0, inspected.key, None)
@@ -409,8 +410,7 @@ class _SliceBuilder:
             "row_end": end,
             "columns": footer.columns,
         }
-        if breaks := [row for row in footer.breaks if start < row < end]:
-            part["breaks"] = breaks
+        part |= footer.list_breaks(start, end)
         if end > start:
             self._parts.append(part)
         return part
@@ -430,12 +430,10 @@ class _SliceBuilder:
         )
 
 
-def _pin_object(part: JsonView, breaks: Iterable[int], row: int) -> JsonObject:
+def _pin_object(part: JsonView, footer: Footer, row: int) -> JsonObject:
     """What is kept of an object of which the rows from this one on are left."""
     pinned = {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
-    if left := [place for place in breaks if place > row]:
-        pinned["breaks"] = left
-    return pinned
+    return pinned | footer.list_breaks(row, footer.rows)
 
 
 def _is_data_name(name: str) -> bool:

@@ -8,19 +8,31 @@ function for that. A timestamp of another writer stays without a zone, as in Par
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .byte_streams import open_compressed
+from .byte_streams import READ_BYTES, ScratchFile, StreamPart, open_compressed
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
-# Field numbers of ORC's messages.
-_STRIPES_OF_FOOTER = 3
-_OFFSET, _INDEX_SIZE, _DATA_SIZE, _FOOTER_SIZE = 1, 2, 3, 4  # of a stripe
-_ZONE_OF_STRIPE = 3
+# Message of ORC -> field -> its number, and its type unless it is a number. Other fields are kept.
+_MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
+    "PostScript": {"footer": (1, ""), "codec": (2, ""), "metadata": (5, "")},
+    "Footer": {"size": (2, ""), "stripes": (3, ".orc.Stripe"), "rows": (6, "")},
+    "Stripe": {
+        "offset": (1, ""),
+        "index": (2, ""),
+        "data": (3, ""),
+        "footer": (4, ""),
+        "rows": (5, ""),
+    },
+    "StripeFooter": {"zone": (3, "string")},
+}
+_CODECS: Final = ("UNCOMPRESSED", "ZLIB", "SNAPPY", "LZO", "LZ4", "ZSTD")
 _CHUNK_HEADER = 3  # bytes
 _MOST_ROWS: Final = 128 << 10
 """Of one batch."""
@@ -28,10 +40,17 @@ _MOST_ROWS: Final = 128 << 10
 _LZ4_FRAME = bytes.fromhex("04224d18607073")
 
 
-def iterate_orc_tables(file: Any, chunk_bytes: int) -> Iterator[pa.Table]:
+def iterate_orc_tables(
+    file: Any, chunk_bytes: int, note: Callable[[int, int], None] = lambda *_: None
+) -> Iterator[pa.Table]:
     """Yield the rows of a file, about so many stored bytes at a time; at least one table.
 
     A column that Spark wrote as an instant is in UTC.
+
+    Args:
+        file: what can be read from any place.
+        chunk_bytes: of rows.
+        note: is given the number of the first row of each stripe, and where the stripe begins.
 
     Raises:
         OSError, ValueError: the file is damaged.
@@ -40,7 +59,9 @@ def iterate_orc_tables(file: Any, chunk_bytes: int) -> Iterator[pa.Table]:
 
     opened = orc.ORCFile(file)
     instants = [place for place, column in enumerate(opened.schema) if _is_instant(column)]
-    zone = read_writer_zone(file, opened) if instants else ""
+    zone = read_writer_zone(file) if instants else ""
+    for row, offset in _list_stripes(file):
+        note(row, offset)
     for batch in _iterate_batches(file, opened, chunk_bytes):
         rows = pa.Table.from_batches([batch])
         for place in instants:
@@ -79,40 +100,83 @@ def _to_instants(column: pa.ChunkedArray, zone: str) -> pa.ChunkedArray:
     return found.cast(pa.timestamp(column.type.unit, "UTC"))
 
 
-def read_writer_zone(file: Any, opened: Any) -> str:
+def read_writer_zone(file: Any) -> str:
     """Return the time zone of a file's writer; UTC if it has no rows.
-
-    Args:
-        file: what can be read from any place.
-        opened: the same, as pyarrow has opened it.
 
     Raises:
         ValueError: the part of the file that names it is damaged.
     """
-    from google.protobuf.message import DecodeError
+    tail, footer = _read_footer(file)
+    return _read_zone(file, footer.stripes[0], tail) if footer.stripes else "UTC"
 
+
+def extract_stripes(file: Any, start: int, end: int) -> ScratchFile:
+    """Return a file of the stripes that begin between two places of a file.
+
+    Raises:
+        OSError, LookupError, ValueError: the file is damaged.
+    """
+    tail, footer = _read_footer(file)
+    whole, out = list(footer.stripes), ScratchFile()
+    del footer.stripes[:]
+    out.write(_read_range(file, 0, whole[0].offset))
+    place = whole[0].offset
+    for stripe in whole:
+        if start <= stripe.offset < end:
+            file.seek(stripe.offset)
+            copied = StreamPart(file, _measure_stripe(stripe))
+            while data := copied.read(READ_BYTES):
+                out.write(data)
+            stripe.offset = place
+            place += _measure_stripe(stripe)
+            footer.stripes.append(stripe)
+    footer.rows, footer.size = sum(stripe.rows for stripe in footer.stripes), place
+    packed = footer.SerializeToString()
+    if tail.codec:  # a chunk that is as it is
+        packed = (len(packed) << 1 | 1).to_bytes(_CHUNK_HEADER, "little") + packed
+    tail.footer, tail.metadata = len(packed), 0
+    end_of_file = tail.SerializeToString()
+    out.write(packed + end_of_file + bytes([len(end_of_file)]))
+    out.seek(0)
+    return out
+
+
+def _list_stripes(file: Any) -> list[tuple[int, int]]:
+    """Return the first row of each stripe and its place; nothing if they cannot be read alone."""
     try:
-        return _find_zone(file, opened)
-    except (DecodeError, IndexError, TypeError) as error:
-        raise ValueError("the time zone of the writer cannot be read") from error
+        tail, footer = _read_footer(file)
+        zones = {_read_zone(file, stripe, tail) for stripe in footer.stripes}
+    except (LookupError, ValueError):
+        return []  # it is compressed in a way that only pyarrow knows
+    places = [stripe.offset for stripe in footer.stripes]
+    # The rows of all stripes have the zone of the first one.
+    if len(zones) > 1 or places != sorted(places):
+        return []
+    rows = accumulate((stripe.rows for stripe in footer.stripes), initial=0)
+    return list(zip(rows, places, strict=False))
 
 
-def _find_zone(file: Any, opened: Any) -> str:
-    size = opened.file_footer_length
-    end = file.seek(0, io.SEEK_END) - 1 - opened.file_postscript_length
-    footer = _decompress_part(_read_range(file, end - size, size), opened.compression)
-    stripes = _list_fields(footer, _STRIPES_OF_FOOTER)
-    if not stripes:
-        return "UTC"
-    begin, index, values, size = (
-        _list_fields(stripes[0], number)[0]
-        for number in (_OFFSET, _INDEX_SIZE, _DATA_SIZE, _FOOTER_SIZE)
-    )
-    packed = _read_range(file, begin + index + values, size)
-    stripe = _decompress_part(packed, opened.compression)
+def _read_footer(file: Any) -> tuple[Any, Any]:
+    """Return the messages at the end of a file: its postscript, and its footer.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    size = file.seek(0, io.SEEK_END)
+    end = size - 1 - _read_range(file, size - 1, 1)[0]
+    tail = _parse_message("PostScript", _read_range(file, end, size - 1 - end))
+    packed = _read_range(file, end - tail.footer, tail.footer)
+    return tail, _parse_message("Footer", _decompress_part(packed, tail))
+
+
+def _read_zone(file: Any, stripe: Any, tail: Any) -> str:
+    packed = _read_range(file, stripe.offset + stripe.index + stripe.data, stripe.footer)
     # Writers before the year 2015 did not note it.
-    zones = _list_fields(stripe, _ZONE_OF_STRIPE) or [b"UTC"]
-    return bytes(zones[0]).decode()
+    return str(_parse_message("StripeFooter", _decompress_part(packed, tail)).zone) or "UTC"
+
+
+def _measure_stripe(stripe: Any) -> int:
+    return int(stripe.index + stripe.data + stripe.footer)
 
 
 def _read_range(file: Any, start: int, length: int) -> bytes:
@@ -120,25 +184,41 @@ def _read_range(file: Any, start: int, length: int) -> bytes:
     return bytes(file.read(length))
 
 
-def _list_fields(message: bytes, number: int) -> list[Any]:
-    """Return the values of one field of a message: integers, or bytes."""
-    from google.protobuf.empty_pb2 import Empty
-    from google.protobuf.unknown_fields import UnknownFieldSet
+def _parse_message(name: str, data: bytes) -> Any:
+    from google.protobuf.message import DecodeError
 
-    fields = UnknownFieldSet(Empty.FromString(message))
-    return [field.data for field in fields if field.field_number == number]
+    try:
+        return _build_messages()[f"orc.{name}"].FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"the {name} of the file is damaged") from error
 
 
-def _decompress_part(data: bytes, codec: str) -> bytes:
+@cache
+def _build_messages() -> dict[str, Any]:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    form = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="orc.proto", package="orc")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            own = message.field.add(name=field, number=number, label=form.LABEL_OPTIONAL)
+            own.type = form.TYPE_STRING if kind else form.TYPE_UINT64
+            if kind.startswith("."):
+                own.type, own.type_name, own.label = form.TYPE_MESSAGE, kind, form.LABEL_REPEATED
+    return dict(message_factory.GetMessages([file], descriptor_pool.DescriptorPool()))
+
+
+def _decompress_part(data: bytes, tail: Any) -> bytes:
     """Return the bytes of a part of a file: a row of chunks, each compressed by itself or as is."""
-    if codec == "UNCOMPRESSED":
+    if not tail.codec:
         return data
     whole = b""
     while data:
         header = int.from_bytes(data[:_CHUNK_HEADER], "little")
         size, is_plain = _CHUNK_HEADER + (header >> 1), header & 1
         chunk, data = data[_CHUNK_HEADER:size], data[size:]
-        whole += chunk if is_plain else _decompress_chunk(chunk, codec)
+        whole += chunk if is_plain else _decompress_chunk(chunk, _CODECS[tail.codec])
     return whole
 
 

@@ -19,7 +19,7 @@ from tidegate.checkpoints.store import PreconditionFailedError
 from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rows import object_reading, slice_reading
-from tidegate.jobs.rows.cut_division import SHARED
+from tidegate.jobs.rows.cut_division import EXTENT, SHARED
 from tidegate.jobs.rows.object_reading import (
     FoundObject,
     count_read_bytes,
@@ -29,7 +29,7 @@ from tidegate.jobs.rows.object_reading import (
     open_part,
 )
 from tidegate.jobs.rows.slice_reading import RowReader, read_parts
-from tidegate.jobs.sources import byte_streams, object_inspection, text_chunks
+from tidegate.jobs.sources import byte_streams, object_decoding, object_inspection, text_chunks
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject, read_footer
 from tidegate.json_types import JsonObject
 
@@ -190,6 +190,7 @@ def test_a_text_is_decoded_in_ranges(
     monkeypatch.setattr(object_reading, "RANGED_BYTES", 1)
     monkeypatch.setattr(byte_streams, "READ_BYTES", 10_000)
     monkeypatch.setattr(text_chunks, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(object_decoding, "BREAK_BYTES", 10_000)
     store, key = S3Store(minio_environment.settings()), f"inbox/a/{ending}large.json{ending}"
     source = spec_of({"a": {"format": "json"}}).sources["a"]
     times = [f"2026-01-01T00:{n // 60:02}:{n % 60:02}Z" for n in range(3_000)]
@@ -209,6 +210,31 @@ def test_a_text_is_decoded_in_ranges(
     assert read_parts(own.columns, [(0, own)], source)["n"].to_pylist() == [*range(1_000, 3_000)]
     assert max(fetched) <= 10_000
     assert sum(fetched) == 2 * info.size
+    assert bool(found.content.offsets) == (not ending)
+    store.put(key, b"{}")
+    with pytest.raises(PreconditionFailedError):
+        open_part(0, part, store.uri(key), source)
+
+
+def test_a_share_of_a_text_is_one_range_of_the_planned_version(
+    minio_environment: RealMinio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a small object, which would be fetched whole."""
+    store, key = S3Store(minio_environment.settings()), "inbox/a/shared.json"
+    source = spec_of({"a": {"format": "json"}}).sources["a"]
+    line = '{"t": "2026-01-01T00:00:00Z", "n": %d}\n'
+    lines = [line % n for n in range(3_000)]
+    store.put(key, "".join(lines).encode())
+    info = store.stat(key)
+    assert info is not None
+    start, end = (sum(map(len, lines[:number])) for number in (1_000, 1_500))
+    part = {"key": key, "etag": info.etag, "size": info.size, "ordinal": 0, "rows": 3_000}
+    extent = {"row": 1_000, "header": 0, "start": start, "end": end}
+    part |= {"row_start": 1_100, "row_end": 1_500, "columns": {"n": "int64"}, EXTENT: extent}
+    fetched = count_fetched(monkeypatch)
+    own = open_part(0, part, store.uri(key), source)
+    assert read_parts(own.columns, [(0, own)], source)["n"].to_pylist() == [*range(1_100, 1_500)]
+    assert fetched == [end - start] == [count_read_bytes(part, source, is_open=False)]
     store.put(key, b"{}")
     with pytest.raises(PreconditionFailedError):
         open_part(0, part, store.uri(key), source)

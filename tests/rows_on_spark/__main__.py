@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.rows_on_spark import cheats
-from tests.rows_on_spark.checks import CHECKS, run_checks
+from tests.rows_on_spark.checks import CHECKS, format_size, run_checks
 from tests.rows_on_spark.evidence import Evidence
 from tests.rows_on_spark.pipelines import Pipeline, list_pipelines, prepare, read_pipeline
 from tests.rows_on_spark.stage import MASTERS, open_stage
@@ -68,6 +68,9 @@ def print_row(name: str, master: str, found: Evidence, wrong: dict[str, list[str
     for check, lines in wrong.items():
         for line in lines:
             write_line(f"    {check}: {line}")
+    for job, pieces in found.place.indivisible.items():
+        for key, size in pieces.items():
+            write_line(f"    not divided: {job} of {key}, {format_size(size)}")
     if found.tables:
         written = (f"{table} {rows:,}" for table, rows in found.tables.items() if rows)
         write_line(f"    data rows: {found.read_rows:,}; in tables: {', '.join(written)}")

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from tests.rows_on_spark.evidence import Evidence
 from tests.rows_on_spark.processes import UNKNOWN, sum_unseen
-from tests.rows_on_spark.requests import RESULT_BOUND, classify_request, name_folder
+from tests.rows_on_spark.requests import RESULT_BOUND, StorePlace, classify_request, name_folder
 
 UNIT_BYTES: Final = 4 << 20
 """Bytes of one task of the division; a single larger row group is a task of its own."""
 LARGEST_TASK: Final = 4 * UNIT_BYTES
-"""No task may read more: a row group that is larger is divided."""
+"""No task may read more, but for what cannot be divided (`StorePlace.indivisible`)."""
 EVENTS_JOB: Final = "events"
 LARGEST_RANGE: Final = 9 * UNIT_BYTES
 """No task may write more events: ranges of time have about 32 MiB."""
@@ -129,7 +129,7 @@ def check_division(found: Evidence) -> list[str]:
         if sizes[len(tasks)] < 0:
             wrong.append(f"{where}: Spark ran no stage of {len(tasks)} tasks")
         largest = max((task.get("bytes", 0) for task in tasks), default=0)
-        if largest > (LARGEST_RANGE if event["job"] == EVENTS_JOB else LARGEST_TASK):
+        if largest > _find_bound(event["job"], found.place):
             wrong.append(f"{where}: a task of {event['job']} had {format_size(largest)}")
         if event["job"] in INPUT_JOBS:
             for task in tasks:
@@ -164,6 +164,12 @@ def parse_size(text: str) -> int | None:
     """Return the bytes that a setting of Spark means, or None."""
     match = re.fullmatch(r"(\d+)\s*([bkmg]?)b?", text.lower())
     return int(match[1]) * _UNITS[match[2]] if match else None
+
+
+def _find_bound(job: str, place: StorePlace) -> int:
+    if job == EVENTS_JOB:
+        return LARGEST_RANGE
+    return max(LARGEST_TASK, *place.indivisible.get(job, {}).values(), 0)
 
 
 def _sum_fetched(found: Evidence) -> Counter[int]:

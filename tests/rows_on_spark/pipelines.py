@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 import json
 import random
@@ -16,20 +17,24 @@ from pathlib import Path
 from typing import Any, Final
 
 import fastavro
+import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from pyarrow import orc
 from ruamel.yaml import YAML
 
-from tests.bench.generate import generate
+from tests.bench.generate import KEYS, generate, make_rows
 from tests.bench.ours import JOBS, bench_spec
 from tests.conformance.presets_on_spark import NAMES
 from tests.conformance.spark_cases import EXAMPLES
+from tests.rows_on_spark.checks import LARGEST_TASK
 from tests.rows_on_spark.requests import StorePlace
 from tests.rows_on_spark.rights import grant_rights
 from tests.rows_on_spark.stage import Stage, build_spark_settings
 from tidegate.checkpoints.store import Store
 from tidegate.infra.flights import FlightsFeed
+from tidegate.jobs.sources.byte_streams import find_codec
 from tidegate.jobs.spec.loader import parse_spec, read_spec_text
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
@@ -108,6 +113,15 @@ def fill_formats(store: Store, folder: Path, rows: int) -> None:
         (folder / "inbox" / source / "_DONE").touch()
     shutil.rmtree(folder / "parquet")
     upload_folder(store, folder)
+
+
+def fill_large_text(store: Store, _folder: Path, rows: int) -> None:
+    """The rows of one source of the benches in one object of CSV."""
+    table, out = make_rows(np.random.default_rng(1), 0, 0, rows, KEYS), io.BytesIO()
+    pacsv.write_csv(table, out)
+    assert out.tell() > LARGEST_TASK
+    store.put("inbox/s0/large.csv", out.getvalue())
+    store.put("inbox/s0/_DONE", b"")
 
 
 def fill_long_texts(store: Store, folder: Path, rows: int) -> None:
@@ -197,6 +211,8 @@ def list_pipelines() -> list[Pipeline]:
     formats = build_default_fields("formats")
     for name, source in formats["sources"].items():
         source["format"] = FORMATS[name].partition(".")[0]
+    large = build_default_fields("large_text")
+    large["sources"] = {"s0": {**large["sources"]["s0"], "format": "csv"}}
     texts = build_default_fields("long_texts")
     for source in texts["sources"].values():
         source["schema"] = {**source["schema"], "text": "string"}
@@ -227,6 +243,7 @@ def list_pipelines() -> list[Pipeline]:
         Pipeline("only-spark", only_spark, many),
         Pipeline("edges", edges, partial(fill_generated, rows=4_000, files=2)),
         Pipeline("formats", formats, partial(fill_formats, rows=40_000)),
+        Pipeline("large-text", large, partial(fill_large_text, rows=400_000)),
         Pipeline("long-texts", texts, partial(fill_long_texts, rows=320)),
         Pipeline("kept-rows", kept, partial(fill_generated, rows=40_000, files=2)),
         Pipeline("rows-40", build_default_fields("rows_40"), few),
@@ -270,6 +287,31 @@ def read_pipeline(spec: Path, folder: Path) -> Pipeline:
     return Pipeline(fields["name"], fields, fill, options)
 
 
+def list_indivisible(store: Store) -> dict[str, dict[str, int]]:
+    """What one task has to read of large objects, as `StorePlace` has it.
+
+    The rows of a text, Avro or ORC object are counted from its beginning, and a compressed one is
+    also read from there. Of Parquet it is a row group.
+    """
+    found: dict[str, dict[str, int]] = {"inspect": {}, "read": {}}
+    for one in store.list_objects(""):
+        if one.size <= LARGEST_TASK:
+            continue
+        if one.key.endswith(".parquet"):
+            footer = pq.read_metadata(io.BytesIO(store.get(one.key).data))
+            groups = map(footer.row_group, range(footer.num_row_groups))
+            largest = max(
+                sum(g.column(n).total_compressed_size for n in range(g.num_columns)) for g in groups
+            )
+            if largest > LARGEST_TASK:
+                found["read"][one.key] = largest
+            continue
+        found["inspect"][one.key] = one.size
+        if find_codec(one.key) is not None:
+            found["read"][one.key] = one.size
+    return found
+
+
 def prepare(
     pipeline: Pipeline, stage: Stage, prefix: str
 ) -> tuple[PipelineSpec, list[str], StorePlace]:
@@ -285,9 +327,11 @@ def prepare(
     folder.mkdir()
     store = stage.open_store(prefix)
     pipeline.fill(store, folder)
+    indivisible = list_indivisible(store)
     if stage.driver_keys is not None and stage.executor_keys is not None:
         grant_rights(stage.minio, stage.driver_keys, stage.executor_keys, spec, prefix)
     store.close()
-    place = StorePlace(stage.minio.bucket, prefix, spec.name, frozenset(spec.windows))
+    windows = frozenset(spec.windows)
+    place = StorePlace(stage.minio.bucket, prefix, spec.name, windows, indivisible)
     command = [sys.executable, "-m", "tidegate.jobs.driver", str(file), "--store", url]
     return spec, [*command, *pipeline.options], place

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import unquote
 
@@ -60,6 +61,8 @@ class StorePlace:
     prefix: str
     pipeline: str
     windows: frozenset[str] = frozenset()
+    indivisible: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Job -> object of the input -> bytes of it that one task has to read, if they are too many."""
 
     def get_key(self, path: str) -> str | None:
         """The key below the store's prefix, or None for a request that names no object."""

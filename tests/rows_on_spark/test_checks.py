@@ -215,6 +215,19 @@ def test_division_bounds_what_tasks_write(job: str, size: int) -> None:
     assert list_failed(found) == ["division"]
 
 
+def test_division_knows_what_cannot_be_divided() -> None:
+    """One task may read it, and no more than that; it excuses no other job."""
+    found = make_evidence()
+    found.driver_log[0]["tasks"][1]["bytes"] = 30 * MEGABYTE
+    for job, size, failed in [
+        ("inspect", 30, ["division"]),
+        ("read", 20, ["division"]),
+        ("read", 30, []),
+    ]:
+        place = replace(found.place, indivisible={job: {"inbox/1.csv.gz": size * MEGABYTE}})
+        assert list_failed(replace(found, place=place)) == failed
+
+
 def test_division_needs_the_stage() -> None:
     """Spark ran as many tasks as the driver reports."""
     found = make_evidence()

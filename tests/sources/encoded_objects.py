@@ -17,12 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
+import pytest
 from tests.oracle.objects import ObjectReader
 from tests.oracle.rows import RawRow
 from tests.servers.memory_store import MemoryBucket, MemoryStore
 
 from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.eventtime.decision_types import Member
+from tidegate.jobs.sources import object_decoding, text_chunks
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
 from tidegate.jobs.spec.pipeline import PipelineSpec, ReadLimits
@@ -34,6 +36,27 @@ SCHEMA = {"at": "timestamp", "item": "string", "amount": "long"}
 ROWS = [
     {"at": (START + timedelta(seconds=n)).isoformat(), "item": "ab"[n % 2], "amount": n}
     for n in range(3)
+]
+
+
+LINE = '{"at": "2026-03-01T00:00:00Z", "item": "é", "amount": 1, "x%d": 0}'
+ROW = '2026-03-01T00:00:00Z,"b,\nc",5\n'
+BROKEN = "\udcff"
+CSV_PIECES = [
+    '"',
+    '""',
+    '"x"',
+    '"a,"b',
+    ",",
+    ",",
+    "\n",
+    "\n",
+    "\r\n",
+    "\r",
+    "é",
+    "\ufeff",
+    BROKEN,
+    ROW,
 ]
 
 
@@ -178,3 +201,25 @@ def orc_of_spark(zone: bytes, *times: datetime) -> bytes:
     sink = io.BytesIO()
     orc.write_table(rows, sink, compression="uncompressed")
     return sink.getvalue().replace(b"GMT", zone)
+
+
+def write_typed(name: str) -> tuple[bytes, str]:
+    """An object of 200 rows in several blocks, stripes or row groups, and its format."""
+    rows = [{"at": START, "item": f"{n}" + "a" * (n % 50), "amount": n} for n in range(200)]
+    form, _, codec = name.partition("-")
+    if form == "avro":
+        first, *others = (avro(rows[n : n + 40], codec=codec) for n in range(0, 200, 40))
+        blocks = (one[one.index(AVRO_SYNC) + len(AVRO_SYNC) :] for one in others)
+        return first + b"".join(blocks), form
+    sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
+    if form == "orc":
+        orc.write_table(table, sink, stripe_size=1000, batch_size=40)
+    else:
+        pq.write_table(table, sink, row_group_size=40)
+    return sink.getvalue(), form
+
+
+def use_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Decode so many bytes at a time."""
+    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", size)
+    monkeypatch.setattr(object_decoding, "CHUNK_BYTES", size)

@@ -14,12 +14,20 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sources.encoded_objects import AVRO_SYNC, START, avro, spec
+from tests.sources.encoded_objects import (
+    AVRO_SYNC,
+    BROKEN,
+    CSV_PIECES,
+    LINE,
+    ROW,
+    spec,
+    use_chunks,
+    write_typed,
+)
 
 from tidegate.errors import TransientError
 from tidegate.jobs.sources import avro as avro_files
@@ -32,43 +40,18 @@ from tidegate.jobs.sources.object_decoding import (
     read_typed_object,
 )
 
-LINE = '{"at": "2026-03-01T00:00:00Z", "item": "é", "amount": 1, "x%d": 0}'
-ROW = '2026-03-01T00:00:00Z,"b,\nc",5\n'
-BROKEN = "\udcff"
-CSV_PIECES = [
-    '"',
-    '""',
-    '"x"',
-    '"a,"b',
-    ",",
-    ",",
-    "\n",
-    "\n",
-    "\r\n",
-    "\r",
-    "é",
-    "\ufeff",
-    BROKEN,
-    ROW,
-]
-
-
-def use_chunks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Decode so many bytes at a time."""
-    monkeypatch.setattr(text_chunks, "CHUNK_BYTES", size)
-    monkeypatch.setattr(object_decoding, "CHUNK_BYTES", size)
-
 
 def decode(name: str, data: bytes, **more: Any) -> tuple[Any, Any]:
     """The rows or what is wrong, and what is known of the object before that."""
     source, out = spec(**more).sources["a"], io.BytesIO()
     bad = decode_to_parquet(name, io.BytesIO(data), source, out)
-    found = describe_decoded_object(name, io.BytesIO(data), source)
+    described = describe_decoded_object(name, io.BytesIO(data), source)
     rows = bad or pq.read_table(out)
-    if not isinstance(found, BadObject):
-        found = (found[0], pq.read_schema(found[1]))
-        assert not isinstance(rows, BadObject)
-        assert found == (rows.num_rows, rows.schema)
+    if isinstance(described, BadObject):
+        return rows, described
+    found = (described[0].number, pq.read_schema(described[1]))
+    assert not isinstance(rows, BadObject)
+    assert found == (rows.num_rows, rows.schema)
     return rows, found
 
 
@@ -78,7 +61,9 @@ def read_csv_texts(data: bytes, size: int, *, header: bool) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         use_chunks(patch, size)
         try:
-            found = object_decoding._iterate_csv_texts(io.BytesIO(data), source)
+            found = [
+                rows for _, rows in object_decoding._iterate_csv_texts(io.BytesIO(data), source)
+            ]
             rows = pa.concat_tables(found).to_pylist()
         except ValueError as error:
             return str(error)
@@ -126,8 +111,9 @@ def test_chunks_of_lines_have_the_lines_of_the_whole(lines: list[str], size: int
     with pytest.MonkeyPatch.context() as patch:
         use_chunks(patch, size)
         found = list(text_chunks.iterate_line_chunks(io.BytesIO(data)))
-    assert b"".join(found) == data
-    assert all(chunk.endswith(b"\n") for chunk in found[:-1])
+    assert b"".join(chunk for _, chunk in found) == data
+    assert all(data[start:].startswith(chunk) for start, chunk in found)
+    assert all(chunk.endswith(b"\n") for _, chunk in found[:-1])
 
 
 TEXTS: dict[str, bytes] = {
@@ -154,22 +140,6 @@ def test_chunks_of_a_text_are_cast_as_the_whole(
     use_chunks(monkeypatch, 500)
     assert decode(name, data, **options) == whole
     assert isinstance(whole[0], BadObject) == (name in ("2.csv", "cut.json.gz"))
-
-
-def write_typed(name: str) -> tuple[bytes, str]:
-    """An object of 200 rows in several blocks, stripes or row groups, and its format."""
-    rows = [{"at": START, "item": f"{n}" + "a" * (n % 50), "amount": n} for n in range(200)]
-    form, _, codec = name.partition("-")
-    if form == "avro":
-        first, *others = (avro(rows[n : n + 40], codec=codec) for n in range(0, 200, 40))
-        blocks = (one[one.index(AVRO_SYNC) + len(AVRO_SYNC) :] for one in others)
-        return first + b"".join(blocks), form
-    sink, table = io.BytesIO(), pa.Table.from_pylist(rows)
-    if form == "orc":
-        orc.write_table(table, sink, stripe_size=1000, batch_size=40)
-    else:
-        pq.write_table(table, sink, row_group_size=40)
-    return sink.getvalue(), form
 
 
 @pytest.mark.parametrize("chunk", [40, 700])
@@ -257,7 +227,7 @@ def test_what_is_held_does_not_grow_with_the_object(
         tracemalloc.stop()
         assert bad is None
         assert not isinstance(found, BadObject)
-        assert pq.read_metadata(out).num_rows == found[0] == len(rows) - (form == "csv")
+        assert pq.read_metadata(out).num_rows == found[0].number == len(rows) - (form == "csv")
     assert len(held) > 60
     assert max(*held, peak) < 15 * chunk
 

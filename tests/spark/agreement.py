@@ -56,7 +56,8 @@ def divide_finely(monkeypatch: pytest.MonkeyPatch, share: int = 1) -> None:
     A row group has two rows.
     """
     monkeypatch.setattr("tests.spark.agreement.ROW_GROUP", 2)
-    monkeypatch.setattr("tidegate.jobs.sources.object_inspection.BREAK_BYTES", 1)
+    for module in ("object_inspection", "object_decoding"):
+        monkeypatch.setattr(f"tidegate.jobs.sources.{module}.BREAK_BYTES", 1)
     limits = {"UNIT_BYTES": 1, "_SHARE_BYTES": share, "_REQUEST_BYTES": 1, "_MOST_UNITS": 1 << 30}
     for name, value in limits.items():
         monkeypatch.setattr(f"tidegate.jobs.rows.cut_division.{name}", value)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,26 @@ import pyarrow.orc as orc
 import pytest
 
 from tests.oracle.mover import OracleMover
-from tests.spark.agreement import COLUMNS, SECOND, Pair, divide_finely, rows_of, spec_of, table_of
+from tests.spark.agreement import (
+    COLUMNS,
+    SECOND,
+    Pair,
+    _trim,
+    divide_finely,
+    rows_of,
+    spec_of,
+    table_of,
+)
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.jobs.engine.errors import CorruptObjectsError
-from tidegate.jobs.engine.interfaces import Cut, join_seq
+from tidegate.jobs.engine.interfaces import Cut, Slice, join_seq
 from tidegate.jobs.eventtime.decision_types import Member
-from tidegate.jobs.rows import cut_division
+from tidegate.jobs.rows import batch_reading, cut_division
+from tidegate.jobs.rows.slice_scan import MOST_CELLS
+from tidegate.jobs.sources import object_decoding, text_chunks
 from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spec.pipeline import ReadLimits
 
 if TYPE_CHECKING:
@@ -67,7 +80,8 @@ def encode_avro(rows: Rows) -> bytes:
     fields = [{"name": name, "type": ["null", kind]} for name, kind in kinds.items()]
     out = io.BytesIO()
     records = [{**row, "t": EPOCH + timedelta(microseconds=row["t"])} for row in rows]
-    fastavro.writer(out, {"type": "record", "name": "row", "fields": fields}, records)
+    record = {"type": "record", "name": "row", "fields": fields}
+    fastavro.writer(out, record, records, sync_interval=100)
     return out.getvalue()
 
 
@@ -93,6 +107,7 @@ class EncodedPair(Pair):
     ) -> None:
         spec = spec_of({"a": source}, windows={"w": WINDOW}, **events)
         self.view = InputView(LocalStore(folder / "store"), spec, folder / "view")
+        self.most_rows: int | None = None
         super().__init__(spec, session, folder, view=self.view)
         seen = InputView(self.store, spec, folder / "seen")
         self.sides["reference"].mover = OracleMover(seen, spec)
@@ -110,6 +125,12 @@ class EncodedPair(Pair):
         assert planned.start == join_seq(ordinal, 0)
         self.waiting.setdefault(member, []).extend(planned.parts)
         self.ordinals[member] = ordinal + 1
+
+    def _slice(self, member: Member, *, done: bool, blocked: bool) -> Slice:
+        piece = super()._slice(member, done=done, blocked=blocked)
+        if not piece.parts or self.most_rows is None:
+            return piece
+        return _trim(piece, piece.start + self.most_rows)
 
 
 @pytest.mark.parametrize("form", sorted(ENCODERS))
@@ -163,6 +184,54 @@ def test_tasks_write_events_of_objects_that_they_decode(
     assert sorted(positions) == list(range(len(positions)))
     assert positions
     assert len(pair.table("dead_letters")) >= (4 if bad else 0)
+
+
+@pytest.mark.parametrize(
+    ("form", "most_cells"),
+    [("avro", MOST_CELLS), ("csv", MOST_CELLS), ("csv", 10), ("json", MOST_CELLS)],
+)
+def test_tasks_share_an_object_that_they_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, most_cells: int
+) -> None:
+    """Late rows, dead letters and positions are those of the oracle, also of a part of an object.
+
+    Tasks read what they share at once, or in batches of two rows.
+    """
+    divide_finely(monkeypatch)
+    monkeypatch.setattr(batch_reading, "MOST_CELLS", most_cells)
+    for module in (text_chunks, object_decoding):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 150)
+    draw = random.Random(form)
+    session: Any = LocalSession()
+    events = {"release": {"on_late": "emit_flagged"}, "outputs": {}}
+    rules = {"few": {"predicate": "n < 5"}}
+    source = {"format": form, "parse": {"null": ""}, "where": "n > 0", "rules": rules}
+    pair = EncodedPair(session, tmp_path, events, **source)
+    bad = {"csv": b'never,,"x\n",1,0.5\n\n1,2\n', "json": b"\nno object\n"}.get(form, b"")
+    shares: list[int] = []
+
+    def divide_counted(*given: Any) -> Any:
+        units = cut_division.divide_cut(*given)
+        shares.append(len(units))
+        return units
+
+    monkeypatch.setattr("tidegate.jobs.spark.task_epochs.divide_cut", divide_counted)
+    with closing(pair.spark):
+        for epoch in range(4):
+            rows = [row for _ in range(3) for row in rows_of(draw, 8 * epoch) if row["t"] > 0]
+            data = ENCODERS[form](rows_at(*range(8 * epoch, 8 * epoch + 9)))
+            more = ENCODERS[form](rows)
+            joins = {"csv": data + bad + more.partition(b"\n")[2], "json": data + bad + more}
+            pair.put_object(joins.get(form, ENCODERS[form]([*rows, *rows_at(8 * epoch)])))
+            pair.most_rows = 11 if epoch < 3 else None
+            pair.run(epoch * SECOND)
+        for _ in range(3):
+            pair.run(300 * SECOND, done=True)
+    assert max(shares) > 4
+    positions = [row["position"] for row in pair.table("events")]
+    assert sorted(positions) == list(range(len(positions)))
+    assert pair.table("late")
+    assert bool(pair.table("dead_letters")) or not bad
 
 
 def rows_at(*seconds: int) -> Rows:
