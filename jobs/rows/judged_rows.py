@@ -114,7 +114,7 @@ def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) ->
     return moved.selectExpr(f"* EXCLUDE (_was, _moved) REPLACE ({replaced})")
 
 
-def settle_late_rows(judged: JudgedRows, window: WindowSpec, late: str) -> Frame:
+def apply_late_policy(judged: JudgedRows, window: WindowSpec, late: str) -> Frame:
     """The data rows; those late for a window are left out, or moved to the frontier if they can.
 
     `late`, the condition, is Spark SQL.
@@ -134,7 +134,7 @@ def assign_rows_to_windows(judged: JudgedRows, window: WindowSpec) -> Frame:
     Late rows are left out; ``on_late: adjust`` moves late rows that it can.
     """
     late = late_for_window_sql(window, judged.frontier)
-    frame = add_window_span(window, settle_late_rows(judged, window, late))
+    frame = add_window_span(window, apply_late_policy(judged, window, late))
     has_edges = any(source.end_time is not None for source in judged.spec.sources.values())
     if window.size == window.period and not has_edges:
         return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")

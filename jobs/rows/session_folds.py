@@ -11,7 +11,7 @@ from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
-from .judged_rows import JudgedRows, assign_rows_to_windows, settle_late_rows
+from .judged_rows import JudgedRows, apply_late_policy, assign_rows_to_windows
 
 _BOUNDS = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
 
@@ -45,7 +45,7 @@ def select_part_rows(judged: JudgedRows, aggregation: Aggregation) -> Frame:
         return assign_rows_to_windows(judged, window).selectExpr(
             "*", *aggregation.key_columns, "_ws AS _part"
         )
-    frame = settle_late_rows(judged, window, _late_alone_sql(window, judged.frontier))
+    frame = apply_late_policy(judged, window, _late_alone_sql(window, judged.frontier))
     gap = window.gap or 0
     bounds = f"_end + {gap - 1}L AS _we", f"{number_parts_sql(max(gap, 1))} AS _part"
     return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", *bounds)

@@ -308,7 +308,7 @@ class TaskDispatcher:
 
     def _run_job(self, job: str, orders: list[_StreamOrder]) -> list[_StreamAnswer]:
         """Return what a task for each order answers, group by group, and log the tasks."""
-        answers = self._run_tasks(dispatch_in_task, orders)
+        answers = self._run_tasks(move_rows_in_task, orders)
         answers.sort(key=lambda answer: answer.number)
         for answer in answers:
             if answer.error is not None:
@@ -376,7 +376,7 @@ def load_in_task(
             yield function, get_first_line(error)
 
 
-def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
+def move_rows_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
     """The body of a task that dispatches the rows of an epoch, or folds a group of a batch."""
     prepare_worker()
     for order in orders:
@@ -386,7 +386,7 @@ def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
             answer.number = order.group.number
         try:
             _allow_code(order.code, order.folders)
-            _dispatch_rows(order, answer)
+            _move_rows(order, answer)
         except _TaskEnded:
             pass
         except TidegateError as error:
@@ -395,7 +395,7 @@ def dispatch_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
         yield answer
 
 
-def _dispatch_rows(order: _StreamOrder, answer: _StreamAnswer) -> None:
+def _move_rows(order: _StreamOrder, answer: _StreamAnswer) -> None:
     spec = order.work.spec
     store = open_task_store(order.store)
     published = partial(read_positions, spec, store)
