@@ -109,29 +109,27 @@ def write_built_events(order: BuildOrder) -> BuildAnswer:
 
 def _group_files(order: BuildOrder, answer: BuildAnswer) -> Iterator[list[EventGroup]]:
     """Yield the groups that end in each file, and then the last one if it has ended."""
-    group, position = order.group, order.position
+    group = order.group
+    position = order.position
     none = order.position + order.flagged
     for ref in order.events:
-        sections, times = _read_times(order, ref)
+        store = open_task_store(order.store)
+        rows = read_parquet_object(store, ref.key, ref.sha256, ["section", order.time])
+        sections = rows["section"].to_numpy()
+        times = convert_to_ticks(rows[order.time]).to_numpy()
         outside = min(max(none - position, 0), times.size)
         groups = list(
             split_into_groups(
                 group, sections[outside:], times[outside:], position + outside, order.options
             )
         )
-        group, position = groups.pop(), position + times.size
+        group = groups.pop()
+        position = position + times.size
         yield groups
     # The last group still grows, unless the mark has passed all that could join it.
     ends = bool(group.rows) and group.is_closed(order.options, order.mark)
     yield [group] if ends else []
     answer.group = EventGroup(group.number + 1) if ends else group
-
-
-def _read_times(order: BuildOrder, ref: FileRef) -> tuple[Ints, Ints]:
-    """Section and time of the rows of a file."""
-    store, names = open_task_store(order.store), ["section", order.time]
-    rows = read_parquet_object(store, ref.key, ref.sha256, names)
-    return rows["section"].to_numpy(), convert_to_ticks(rows[order.time]).to_numpy()
 
 
 def split_into_groups(
@@ -174,7 +172,8 @@ def _extend_group(group: EventGroup, times: Ints) -> EventGroup:
 
 def _describe_groups(order: BuildOrder, groups: list[EventGroup]) -> pa.Table:
     """Rows of the table of built events."""
-    attempt, policy = order.folders.attempt, order.options.stamp
+    attempt = order.folders.attempt
+    policy = order.options.stamp
     columns: dict[str, list[int]] = {
         name: [getattr(one, name) for one in groups]
         for name in ("number", "section", "first_position", "rows", "first_time", "last_time")

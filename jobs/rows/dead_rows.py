@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tidegate.checkpoints.row_counts import RULE, RULE_WARNED, name_broken_rule
 from tidegate.errors import PoisonError
-from tidegate.jobs.engine.arrow_tables import replace_column
+from tidegate.jobs.engine.arrow_tables import conform_to_schema, replace_column
 from tidegate.jobs.engine.errors import RULE_FAILED as BROKEN_RULE
 from tidegate.jobs.engine.interfaces import Cut, join_seq, split_seq
 from tidegate.jobs.eventtime.decision_types import MemberSurvey
@@ -85,12 +85,7 @@ def select_judged(rows: pa.Table) -> pa.Table:
     found = pc.equal(rows["_code"], DEAD)
     if "_warned" in rows.column_names:
         found = pc.or_(found, pc.fill_null(pc.not_equal(rows["_warned"], ""), False))
-    judged = rows.filter(found)
-    for name in JUDGED_SCHEMA.names:
-        if name not in judged.column_names:
-            kind = JUDGED_SCHEMA.field(name).type
-            judged = judged.append_column(name, pa.nulls(judged.num_rows, kind))
-    return judged.select(JUDGED_SCHEMA.names).cast(JUDGED_SCHEMA)
+    return conform_to_schema(rows.filter(found), JUDGED_SCHEMA)
 
 
 def show_dead_letters(frame: Frame, parts: Sequence[CutPart], provenance: list[str]) -> Frame:
@@ -128,9 +123,11 @@ def count_conditions(
     `groups` are those of `CONDITION_GROUP` among rows for which `IS_COUNTED` holds, with their
     number as `count_all`.
     """
-    dropped, counts = LateCounts(), SourceCounts()
+    dropped = LateCounts()
+    counts = SourceCounts()
     for row in groups:
-        source, names = cut.slices[row["_m"]].member.source, [FILTERED]
+        source = cut.slices[row["_m"]].member.source
+        names = [FILTERED]
         if row["_rule"] is not None:
             names = [name_broken_rule(row["_rule"])]
             if spec.sources[source].rules[row["_rule"]].severity == "drop":
@@ -142,10 +139,12 @@ def count_conditions(
     return dropped, counts
 
 
-def refused_row_sql(spec: PipelineSpec, index: int, found: MemberSurvey) -> str | None:
-    """Whether `on_bad` or a rule does not allow a dead row of a slice, as Spark SQL.
+def find_refused_row(
+    spec: PipelineSpec, parts: Sequence[CutPart], found: MemberSurvey, judged: pa.Table
+) -> PoisonError | None:
+    """The error for the first dead row of a slice that `on_bad` or a rule does not allow.
 
-    None if all are allowed. `index` is that of the slice in its cut.
+    None if all are allowed. `judged` are rows of `select_judged`, of this slice.
     """
     source = spec.sources[found.member.source]
     refused = [f"_rule IS NULL AND _dead <> '{FILTERED}'"] if source.on_bad == "fail" else []
@@ -153,32 +152,20 @@ def refused_row_sql(spec: PipelineSpec, index: int, found: MemberSurvey) -> str 
         refused.append(f"_dead = '{RULE_FAILED}'")
     if not refused or not found.dead:
         return None
-    wanted = f"_dead IS NOT NULL AND _m = {index} AND ({' OR '.join(refused)})"
+    wanted = f"_dead IS NOT NULL AND ({' OR '.join(refused)})"
     if found.barrier is not None:  # rows behind it belong to another epoch
         wanted += f" AND _seq < {found.barrier.seq}"
-    return wanted
-
-
-def find_refused_row(
-    spec: PipelineSpec, parts: Sequence[CutPart], index: int, found: MemberSurvey, judged: pa.Table
-) -> PoisonError | None:
-    """The error for the first dead row of a slice that is not allowed; None if all are.
-
-    `judged` are rows of `select_judged`.
-    """
-    refused = refused_row_sql(spec, index, found)
-    if refused is None:
-        return None
-    rows = DuckFrame.from_table(judged).where(refused).toArrow().sort_by("_seq")
+    rows = DuckFrame.from_table(judged).where(wanted).toArrow().sort_by("_seq")
     first = rows.slice(0, 1).to_pylist()
-    return make_refusal(spec, parts, found, first[0]) if first else None
+    return _make_refusal(spec, parts, found, first[0]) if first else None
 
 
-def make_refusal(
+def _make_refusal(
     spec: PipelineSpec, parts: Sequence[CutPart], found: MemberSurvey, row: dict[str, Any]
 ) -> PoisonError:
     """The error for a dead row, which has `_seq` and `FAULTS`."""
-    place, number = parts[row["_p"]].key, split_seq(row["_seq"])[1]
+    place = parts[row["_p"]].key
+    number = split_seq(row["_seq"])[1]
     if row["_rule"] is not None:
         rule = spec.sources[found.member.source].rules[row["_rule"]]
         return BROKEN_RULE(

@@ -6,7 +6,7 @@ rows of one epoch are in one unit.
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,31 +48,20 @@ def _is_edge_sql(spec: PipelineSpec, *ends: str) -> str:
     cases = []
     for name, edges in collect_edge_columns(spec).items():
         values = ", ".join(quote_text(getattr(edges, end)) for end in ends)
-        cases.append(f"(_source = {quote_text(name)} AND {quote_name(edges.kind)} IN ({values}))")
+        source = quote_text(name)
+        kind = quote_name(edges.kind)
+        cases.append(f"(_source = {source} AND {kind} IN ({values}))")
     return f"coalesce({' OR '.join(cases)}, false)"
-
-
-def drop_edges(spec: PipelineSpec, frame: Frame) -> Frame:
-    """The rows that are no edges."""
-    return (
-        frame.where(f"NOT {_is_edge_sql(spec, 'start', 'end')}")
-        if collect_edge_columns(spec)
-        else frame
-    )
 
 
 def select_punctual_edges(judged: JudgedRows) -> Frame:
     """The edges that are on time, with `_ends`: a late edge changes nothing. There must be rows."""
-    data, spec = judged.data, judged.spec
-    assert data is not None  # noqa: S101 - called with rows only
+    spec = judged.spec
     late = time_below_sql(judged.frontier)
-    edges = data.where(f"{_is_edge_sql(spec, 'start', 'end')} AND NOT ({late})")
-    arguments = list_spark_arguments(spec)
-    if arguments and not arguments.keys() <= set(data.columns):
-        arguments = {}  # Spark SQL computes them where it folds
+    edges = judged.data.where(f"{_is_edge_sql(spec, 'start', 'end')} AND NOT ({late})")
     return edges.selectExpr(
         *map(quote_name, spec.columns),
-        *arguments,
+        *list_spark_arguments(spec),
         *ORIGIN_COLUMNS,
         f"{_is_edge_sql(spec, 'end')} AS _ends",
     )
@@ -101,9 +90,8 @@ def match_starts_to_ends(spec: PipelineSpec, edges: Frame) -> Frame:
     found = edges.selectExpr("*", f"{end} AS _end_here").selectExpr(
         "*", f"min(_end_here) OVER ({behind}) AS _end_behind", f"{first} AS _first_end"
     )
-    others = [quote_name(name) for name in edges.columns]
     return found.selectExpr(
-        *others,
+        "* EXCLUDE (_end_here, _end_behind, _first_end)",
         "_end_behind.time AS _until",
         "coalesce(_ends AND _seq = _first_end, false) AS _first",
     )
@@ -131,9 +119,11 @@ def fold_edges(judged: JudgedRows) -> tuple[pa.Table | None, pa.Table | None]:
 
 def assign_unit_rows(judged: JudgedRows, window: WindowSpec, ended: pa.Table | None) -> Frame:
     """(row, window) pairs of a unit: of its points, and of the edges that have ended in it."""
-    assert judged.data is not None  # noqa: S101 - called with rows only
-    points = replace(judged, data=drop_edges(judged.spec, judged.data))
-    pairs: Any = assign_rows_to_windows(points, window)
+    points = judged
+    if collect_edge_columns(judged.spec):
+        is_point = f"NOT {_is_edge_sql(judged.spec, 'start', 'end')}"
+        points = replace(judged, data=judged.data.where(is_point))
+    pairs = assign_rows_to_windows(points, window)
     if ended is None or not ended.num_rows:
         return pairs
     lasting = expand_to_windows(window, DuckFrame.from_table(ended), judged.frontier)
@@ -155,20 +145,19 @@ def expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
 
     The results of the closed ones have it already.
     """
-    columns = [quote_name(c) for c in frame.columns if c not in ("_et", "_end")]
     least = saturate_ticks(before - (window.size or 0))
     start = "_et" if least == TICK_MIN else f"greatest(_et, {write_ticks(least)})"
-    spans = add_window_span(
-        window,
-        frame.selectExpr(*columns, "_et AS _began", f"{start} AS _et", "_end").where("_et < _end"),
-    )
+    lasting = frame.where("_et < _end")
+    lasting = lasting.selectExpr(f"* REPLACE ({start} AS _et)", "_et AS _began")
+    spans = add_window_span(window, lasting)
     period = window.period or 1
     # Two explodes instead of one: a sequence of all windows at once is an array in memory. The
     # bound keeps `many * period` within int64.
     many = max(1, min(_WINDOWS_PER_PART, TICK_MAX // 4 // period))
     spans = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
     part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"
-    pairs = spans.selectExpr(*columns, "_began AS _et", f"explode({part}) AS _ws")
+    others = "* EXCLUDE (_et, _end, _began, _w0, _w1, _part)"
+    pairs = spans.selectExpr(others, "_began AS _et", f"explode({part}) AS _ws")
     return pairs.selectExpr("*", f"_ws + {window.size}L AS _we").where(
         f"NOT ({end_reached_sql('_we', before)})"
     )

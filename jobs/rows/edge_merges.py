@@ -12,14 +12,11 @@ Without edges in the cut the segment stays as it is, and where no window closes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.manifest import FileRef
-from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.eventtime.decision_types import Decision
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, combine_frames
@@ -42,26 +39,9 @@ from .edge_folds import (
     match_starts_to_ends,
     number_sources_sql,
 )
-from .state_files import StateFiles, StateOrder
+from .state_files import MergedState, StateFiles, StateOrder
 
 EDGES_KIND: Final = "edges"
-
-
-@dataclass(frozen=True)
-class MergedEdges:
-    """The edges of one epoch.
-
-    Attributes:
-        segments: the starts that are open after the epoch.
-        written: those of them that the epoch wrote.
-        partials: window -> partial aggregates without marks of what lasts in it.
-        footers: of what was written, by key.
-    """
-
-    segments: tuple[FileRef, ...] = ()
-    written: tuple[FileRef, ...] = ()
-    partials: dict[str, pa.Table] = field(default_factory=dict)
-    footers: dict[str, FileFooter] = field(default_factory=dict)
 
 
 def pair_edges(files: StateFiles, came: pa.Table | None) -> pa.Table | None:
@@ -71,21 +51,23 @@ def pair_edges(files: StateFiles, came: pa.Table | None) -> pa.Table | None:
     `fold_edges`; None: they leave nothing in any bucket.
     """
     spec = files.order.spec
-    standing = _load_open_edges(files, files.order.live_segments(EDGES_KIND))
+    standing = _load_open_edges(files)
+    if came is None and standing is not None:
+        return standing.append_column("_until", pa.nulls(standing.num_rows, pa.int64()))
     if came is None:
-        nothing = None if standing is None else pa.nulls(standing.num_rows, pa.int64())
-        return None if standing is None else standing.append_column("_until", nothing)
+        return None
     edges = _select_edges(spec, came, "_ends")
     if standing is not None:
         edges = DuckFrame.from_table(standing).selectExpr("*", "false AS _ends").unionByName(edges)
     matched = match_starts_to_ends(spec, edges)
     # A start that would end before it began says nothing.
     starts = matched.where("NOT _ends AND (_until IS NULL OR _until > _et)")
-    paired: pa.Table = starts.drop("_ends", "_first").toArrow()
-    return paired
+    return starts.drop("_ends", "_first").toArrow()
 
 
-def write_edges(files: StateFiles, paired: pa.Table | None, *, is_changed: bool) -> MergedEdges:
+def write_edges(
+    files: StateFiles, paired: pa.Table | None, *, is_changed: bool
+) -> tuple[MergedState, dict[str, pa.Table]]:
     """Write the starts that are open, and lay out what lasts over windows.
 
     Args:
@@ -93,47 +75,48 @@ def write_edges(files: StateFiles, paired: pa.Table | None, *, is_changed: bool)
         paired: what `pair_edges` gives, with the columns of `list_spark_arguments` if there are
             some.
         is_changed: the units of the epoch have left edges, so that every bucket is written again.
+
+    Returns:
+        What became of the state, and window -> partial aggregates without marks of what lasts in
+        it.
     """
-    live = tuple(files.order.live_segments(EDGES_KIND))
+    live = () if is_changed else tuple(files.order.live_segments(EDGES_KIND))
     if paired is None:
-        return MergedEdges(() if is_changed else live)
+        return MergedState(segments=live), {}
     is_open = pc.is_null(paired["_until"])
     left = paired.filter(is_open).drop_columns(["_until"])
     ended = paired.filter(pc.invert(is_open))
     partials = _fold_intervals(files, ended, left)
     if not is_changed:
-        return MergedEdges(live, partials=partials)
+        return MergedState(segments=live), partials
     kept = left.select([*files.order.spec.columns, *ORIGIN_COLUMNS])
     written = files.write_segment(EDGES_KIND, kept, "_et", {})
-    return MergedEdges(written, written, partials, files.footers)
+    return MergedState((), written, written, footers=files.footers), partials
 
 
 def list_edge_columns(spec: PipelineSpec) -> dict[str, str]:
     """Column -> declared type, of the rows of `pair_edges`."""
-    texts, numbers = dict.fromkeys(ORIGIN_COLUMNS[:2], "string"), ORIGIN_COLUMNS[2:]
+    texts = dict.fromkeys(ORIGIN_COLUMNS[:2], "string")
+    numbers = ORIGIN_COLUMNS[2:]
     return {**spec.columns, **texts, **dict.fromkeys((*numbers, "_until"), "long")}
 
 
 def closes_windows(order: StateOrder) -> bool:
     """Whether windows may close in the epoch; then what is open counts in them."""
-    before, after = order.decision.frontier_before, order.decision.frontier_after
+    before = order.decision.frontier_before
+    after = order.decision.frontier_after
     windows = order.spec.windows.values()
     return any(_closes_any_window(window, before, after) for window in windows)
 
 
-def _load_open_edges(files: StateFiles, live: list[FileRef]) -> pa.Table | None:
-    if not live:
-        return None
-    tables = [
-        _select_bucket(files, _select_edges(files.order.spec, files.read_segment(ref)).toArrow())
-        for ref in live
-    ]
-    return pa.concat_tables(tables)
-
-
-def _select_bucket(files: StateFiles, edges: pa.Table) -> pa.Table:
-    """The edges whose source, partition and pairing keys are in the bucket."""
-    return files.order.select_bucket(edges, list_pairing_columns(files.order.spec))
+def _load_open_edges(files: StateFiles) -> pa.Table | None:
+    """The edges in the bucket that earlier epochs left open; None without a segment."""
+    order = files.order
+    tables = list[pa.Table]()
+    for ref in order.live_segments(EDGES_KIND):
+        edges = _select_edges(order.spec, files.read_segment(ref)).toArrow()
+        tables.append(order.select_bucket(edges, list_pairing_columns(order.spec)))
+    return pa.concat_tables(tables) if tables else None
 
 
 def _select_edges(spec: PipelineSpec, rows: pa.Table, *more: str) -> DuckFrame:
@@ -157,16 +140,17 @@ def _select_edges(spec: PipelineSpec, rows: pa.Table, *more: str) -> DuckFrame:
 
 def _fold_intervals(files: StateFiles, ended: pa.Table, left: pa.Table) -> dict[str, pa.Table]:
     """The partial aggregates of what has ended, and of what is open in windows that close now."""
-    spec, decision = files.order.spec, files.order.decision
+    spec = files.order.spec
     partials = {}
     for name, window in spec.windows.items():
-        pairs = _assign_intervals(window, ended, left, decision)
-        if pairs is not None:
-            aggregation = Aggregation(spec, name, is_evaluated=True)
-            rows = pairs.selectExpr("*", number_sources_sql(spec))
-            folded = aggregation.fold_rows(rows).toArrow()
-            if folded.num_rows:
-                partials[name] = folded
+        pairs = _assign_intervals(window, ended, left, files.order.decision)
+        if pairs is None:
+            continue
+        aggregation = Aggregation(spec, name, is_evaluated=True)
+        rows = pairs.selectExpr("*", number_sources_sql(spec))
+        folded = aggregation.fold_rows(rows).toArrow()
+        if folded.num_rows:
+            partials[name] = folded
     return partials
 
 
@@ -174,7 +158,9 @@ def _assign_intervals(
     window: WindowSpec, ended: pa.Table, left: pa.Table, decision: Decision
 ) -> Any:
     """The (edge, window) pairs of the epoch with `_ws` and `_we`; None without any."""
-    before, after, pairs = decision.frontier_before, decision.frontier_after, None
+    before = decision.frontier_before
+    after = decision.frontier_after
+    pairs = None
     # What is open is counted when a window closes, and not before: its end may still come.
     if left.num_rows and _closes_any_window(window, before, after):
         until = f"{write_ticks(decision.open_edges_until)} AS _end"
@@ -192,5 +178,6 @@ def _closes_any_window(window: WindowSpec, before: int, after: int) -> bool:
         return False
     if before == TICK_MIN or after == TICK_MAX:
         return True
-    size, period = window.size or 0, window.period or 1
+    size = window.size or 0
+    period = window.period or 1
     return (after - size - window.offset) // period > (before - size - window.offset) // period

@@ -42,7 +42,7 @@ class JudgedRows:
     """
 
     spec: PipelineSpec
-    data: Frame | None
+    data: Any
     aside: Frame | None
     low: int | None
     frontier: int
@@ -69,10 +69,16 @@ class JudgedRows:
 
 def select_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
     """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
-    places = ["_seq", "_et", "timestamp_micros(_et) AS _time", "_end", "-1 AS _p"]
     more = ("_verdict", "_mark", *list_spark_arguments(spec))
     own = [name for name in more if name in rows.column_names]
-    return DuckFrame.from_table(rows).selectExpr(*select_provenance(spec, cut), *places, *own)
+    provenance = select_provenance(spec, cut)
+    return DuckFrame.from_table(rows).selectExpr(
+        *provenance,
+        "_seq",
+        "_et",
+        "_end",
+        *own,
+    )
 
 
 def apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
@@ -88,32 +94,38 @@ def apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | Non
 def adjust_late_rows(frame: Frame, spec: PipelineSpec, late: str, start: str) -> Frame:
     """Move the start of late rows; those that end before the new start are left out.
 
-    It changes `_et`, `_time` and the event-time column of the row's source. `late`, the condition,
+    It changes `_et` and the event-time column of the row's source. `late`, the condition,
     and `start` (ticks) are Spark SQL.
     """
-    columns = list(spec.columns)
     times: dict[str, list[str]] = {}
     for name, source in spec.sources.items():
         # Sources may name their event-time columns differently; a row moves in its own source's.
         times.setdefault(source.event_time, []).append(quote_text(name))
+    moves = [f"IF(_moved, {start}, _et) AS _et"]
+    for name, sources in times.items():
+        column = quote_name(name)
+        known = ", ".join(sources)
+        is_own = f"_moved AND _source IN ({known})"
+        moves.append(f"IF({is_own}, timestamp_micros({start}), {column}) AS {column}")
     judged = frame.selectExpr("*", f"({late}) AS _was")
-    moved = judged.selectExpr("*", f"_was AND _end > {start} AS _moved").where("_moved OR NOT _was")
-    others = [c for c in frame.columns if c not in columns and c not in ("_et", "_time")]
-    own = [
-        (
-            f"IF(_moved AND _source IN ({', '.join(times[c])}), timestamp_micros({start}),"
-            f" {quote_name(c)}) AS {quote_name(c)}"
-            if c in times
-            else quote_name(c)
-        )
-        for c in columns
-    ]
-    return moved.selectExpr(
-        *own,
-        *others,
-        f"IF(_moved, {start}, _et) AS _et",
-        f"IF(_moved, timestamp_micros({start}), _time) AS _time",
-    )
+    moved = judged.selectExpr("*", f"_was AND _end > {start} AS _moved")
+    moved = moved.where("_moved OR NOT _was")
+    replaced = ", ".join(moves)
+    return moved.selectExpr(f"* EXCLUDE (_was, _moved) REPLACE ({replaced})")
+
+
+def apply_late_policy(judged: JudgedRows, window: WindowSpec, late: str) -> Frame:
+    """The data rows; those late for a window are left out, or moved to the frontier if they can.
+
+    `late`, the condition, is Spark SQL.
+    """
+    rows = judged.data
+    if window.on_late is not LatePolicy.ADJUST:
+        # Also where no row is late: the code is the same in every epoch.
+        return rows.where(f"NOT ({late})")
+    if judged.low is None or judged.low >= judged.frontier:
+        return rows
+    return adjust_late_rows(rows, judged.spec, late, write_ticks(judged.frontier))
 
 
 def assign_rows_to_windows(judged: JudgedRows, window: WindowSpec) -> Frame:
@@ -121,18 +133,11 @@ def assign_rows_to_windows(judged: JudgedRows, window: WindowSpec) -> Frame:
 
     Late rows are left out; ``on_late: adjust`` moves late rows that it can.
     """
-    assert judged.data is not None  # noqa: S101 - called with rows only
-    frontier, frame = judged.frontier, judged.data
-    late = late_for_window_sql(window, frontier)
-    if window.on_late is not LatePolicy.ADJUST:
-        # Also where no row is late: the code is the same in every judged.
-        frame = frame.where(f"NOT ({late})")
-    elif judged.low is not None and judged.low < frontier:
-        frame = adjust_late_rows(frame, judged.spec, late, write_ticks(frontier))
-    frame = add_window_span(window, frame)
+    late = late_for_window_sql(window, judged.frontier)
+    frame = add_window_span(window, apply_late_policy(judged, window, late))
     has_edges = any(source.end_time is not None for source in judged.spec.sources.values())
     if window.size == window.period and not has_edges:
         return frame.selectExpr("*", "_w0 AS _ws", f"_w0 + {window.size}L AS _we")
     pairs = frame.selectExpr("*", f"explode(sequence(_w0, _w1, {window.period}L)) AS _ws")
     pairs = pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
-    return pairs.where(f"NOT ({window_purged_sql(window, '_we', frontier)})")
+    return pairs.where(f"NOT ({window_purged_sql(window, '_we', judged.frontier)})")

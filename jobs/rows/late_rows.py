@@ -147,41 +147,38 @@ def count_groups(table: pa.Table, columns: list[str]) -> list[dict[str, Any]]:
     return list(grouped.to_pylist())
 
 
-def sum_late_groups(groups: list[dict[str, Any]]) -> LateCounts:
-    """Groups of `COUNTED_COLUMNS` as counts."""
-    return Counter({tuple(one[c] for c in COUNTED_COLUMNS): one["count_all"] for one in groups})
-
-
 def count_late_rows(table: pa.Table) -> tuple[LateCounts, SourceCounts]:
     """What was late, and (source, `late_rows`) -> rows late for at least one output."""
     # A row that misses several outputs counts once.
     rows = table.select(ROW_IDENTITY).group_by(ROW_IDENTITY).aggregate([])
     distinct = Counter((source, LATE_ROWS) for source in rows["_source"].to_pylist())
-    return sum_late_groups(count_groups(table, COUNTED_COLUMNS)), distinct
+    late = {
+        tuple(group[column] for column in COUNTED_COLUMNS): group["count_all"]
+        for group in count_groups(table, COUNTED_COLUMNS)
+    }
+    return Counter(late), distinct
 
 
-def count_expired_pairs(judged: JudgedRows, counts: LateCounts) -> SourceCounts:
+def count_expired_pairs(judged: JudgedRows) -> SourceCounts:
     """Count (source, `expired:` and a window) -> pairs of a row and a window purged before it came.
 
-    A point row's one tumbling window is purged iff the row is late, the rest is asked.
+    Pairs with sessions are not counted.
     """
     before = judged.frontier
-    points = all(s.end_time is None for s in judged.spec.sources.values())
     found = SourceCounts()
     if judged.data is None or judged.low is None or judged.low >= before:
         return found
-    asked: dict[str, str] = {}
-    for name, window in judged.spec.windows.items():
-        if window.kind is WindowKind.TUMBLING and window.late_unit == "window" and points:
-            for (source, output, _, _), rows in counts.items():
-                if output == name:
-                    found[source, f"expired:{name}"] += rows
-        elif window.kind is not WindowKind.SESSION:
-            asked[name] = expired_pairs_sql(window, before)
-    if any(pairs != "0L" for pairs in asked.values()):
-        sums = {f"_p{i}": f"CAST(sum({sql}) AS bigint)" for i, sql in enumerate(asked.values())}
-        grouped = group_rows(judged.data, ["_source"], sums)
-        for row in grouped.toArrow().to_pylist():
-            for name, pairs in zip(asked, sums, strict=True):
-                found[row["_source"], f"expired:{name}"] += row[pairs] or 0
+    pairs = {
+        f"expired:{name}": expired_pairs_sql(window, before)
+        for name, window in judged.spec.windows.items()
+        if window.kind is not WindowKind.SESSION
+    }
+    sums = {f"_p{place}": f"CAST(sum({sql}) AS bigint)" for place, sql in enumerate(pairs.values())}
+    if all(sql == "0L" for sql in pairs.values()):
+        return found
+    # A window that a later row is in is not purged.
+    early = judged.data.where(time_below_sql(before))
+    for row in group_rows(early, ["_source"], sums).toArrow().to_pylist():
+        for name, column in zip(pairs, sums, strict=True):
+            found[row["_source"], name] += row[column]
     return found

@@ -24,7 +24,10 @@ from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .errors import PUNCTUATION_REGRESSED
 
-DATA, BARRIER, PUNCTUATION, DEAD = 0, 1, 2, 3
+DATA = 0
+BARRIER = 1
+PUNCTUATION = 2
+DEAD = 3
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -80,7 +83,9 @@ class MemberScanner:
         # What follows the first barrier row belongs to the next slice.
         stop = np.flatnonzero(rows.kinds == BARRIER)
         self.end = int(stop[0]) + 1 if stop.size else rows.kinds.size
-        self.source, self.member, self.rows = spec.sources[member.source], member, rows
+        self.source = spec.sources[member.source]
+        self.member = member
+        self.rows = rows
         self.limits_adjusted_rows = spec.release.limits_adjusted_rows
         punctuation = self.source.punctuation
         self.on_violation = punctuation.on_violation if punctuation else "error"
@@ -92,7 +97,8 @@ class MemberScanner:
         self.shift = 1 if self.source.frontier == "inclusive" else 0
         data = np.flatnonzero(self.kinds == DATA)
         jumps = self._find_jumps(data)
-        self.jumped, self.places = data[jumps], data[~jumps] if jumps.any() else data
+        self.jumped = data[jumps]
+        self.places = data[~jumps] if jumps.any() else data
         # Most slices have data rows only: their times need no copy.
         every = self.places.size == self.end
         self.times = rows.times[: self.end] if every else rows.times[self.places]
@@ -111,7 +117,9 @@ class MemberScanner:
         """
         held, current, regressions = self._resolve_punctuation()
         violated = self.times < held
-        moved, newest_kept, newest_end = violated, None, TICK_MIN
+        moved = violated
+        newest_kept = None
+        newest_end = TICK_MIN
         if violated.any() or self.limits_adjusted_rows:  # most slices need no copy of their times
             moved = violated & (self.ends > held) & (self.on_violation == "adjust")
             times = np.where(moved, held, self.times)
@@ -139,7 +147,8 @@ class MemberScanner:
 
         Only the former, few, are looked at one by one.
         """
-        jump, found = self.source.max_jump, np.zeros(data.size, dtype=bool)
+        jump = self.source.max_jump
+        found = np.zeros(data.size, dtype=bool)
         if jump is None or self.wall_before is None:
             return found
         times = self.rows.times[data]
@@ -159,7 +168,8 @@ class MemberScanner:
 
     def _resolve_punctuation(self) -> tuple[Ints, int, int]:
         """Return the punctuation for each row and at the end, and how often it regressed."""
-        self.events, self.base = self.memory.get("events", 0), self.memory.get("base")
+        self.events = self.memory.get("events", 0)
+        self.base = self.memory.get("base")
         if (
             self.source.punctuation is None
             and "current" not in self.memory
@@ -207,7 +217,8 @@ class MemberScanner:
 
     def _find_due_rows(self, every: int | None, span: int | None) -> Iterator[int]:
         """Rows after which punctuation is generated: one step per punctuation, not per row."""
-        place, size = 0, self.times.size
+        place = 0
+        size = self.times.size
         while place < size:
             self.base = int(self.newest[place]) if self.base is None else self.base
             by_events = size if every is None else place + max(every - self.events, 1) - 1
@@ -221,7 +232,9 @@ class MemberScanner:
                 self.events += size - place
                 return
             yield due
-            self.events, self.base, place = 0, int(self.newest[due]), due + 1
+            self.events = 0
+            self.base = int(self.newest[due])
+            place = due + 1
 
     def _merge_explicit_punctuation(self, ahead: Ints, after: Ints) -> int:
         """Explicit punctuation joins the marks; counts those that go back."""
@@ -285,7 +298,8 @@ class MemberScanner:
     def _find_barrier(self) -> BarrierRow | None:
         if self.rows.barrier is None:
             return None
-        own, place = int(self.rows.times[self.end - 1]), self.end - 1
+        own = int(self.rows.times[self.end - 1])
+        place = self.end - 1
         if own == TICK_MIN:  # a barrier row without a time has that of its member
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
         return BarrierRow(

@@ -5,13 +5,13 @@ one item, and far fewer items than rows are merged with the live sessions.
 """
 
 from tidegate.jobs.rules.aggregates import Aggregation
-from tidegate.jobs.rules.duck_frame import Frame, get_column_types, group_rows
+from tidegate.jobs.rules.duck_frame import Frame, group_rows
 from tidegate.jobs.rules.row_conditions import quote_name, window_purged_sql
 from tidegate.jobs.spec.event_time_options import LatePolicy
 from tidegate.jobs.spec.window_specs import WindowKind, WindowSpec
 from tidegate.time_units import TICK_MIN
 
-from .judged_rows import JudgedRows, adjust_late_rows, assign_rows_to_windows
+from .judged_rows import JudgedRows, apply_late_policy, assign_rows_to_windows
 
 _BOUNDS = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
 
@@ -24,20 +24,14 @@ def is_folded_by_parts(window: WindowSpec) -> bool:
 def fold_parts(judged: JudgedRows, aggregation: Aggregation) -> Frame:
     """The items of the rows: their bounds and partial aggregates. There must be rows."""
     rows = select_part_rows(judged, aggregation)
-    return group_parts(rows, aggregation, aggregation.select_partials(rows))
-
-
-def group_parts(rows: Frame, aggregation: Aggregation, states: dict[str, str]) -> Frame:
-    """The rows of each part as one item: far fewer to sort than rows."""
+    states = aggregation.select_partials(rows)
     return group_rows(rows, [*aggregation.keys, "_part"], {**_BOUNDS, **states})
 
 
 def merge_parts(items: Frame, aggregation: Aggregation) -> Frame:
     """One item for each key and part, of the items of several units in their order."""
-    types, keys = get_column_types(items), [*aggregation.keys, "_part"]
     bounds = {**_BOUNDS, "_opened": "min(_opened)"}
-    merged = group_rows(items, keys, {**bounds, **aggregation.merges})
-    return merged.selectExpr(*keys, *bounds, *aggregation.cast_states(types))
+    return aggregation.merge_states(items, [*aggregation.keys, "_part"], bounds)
 
 
 def select_part_rows(judged: JudgedRows, aggregation: Aggregation) -> Frame:
@@ -46,17 +40,12 @@ def select_part_rows(judged: JudgedRows, aggregation: Aggregation) -> Frame:
     Rows of a key and a part are in the same session for certain. Rows that are late alone are left
     out, or moved.
     """
-    assert judged.data is not None  # noqa: S101 - called with rows only
-    window, before, frame = aggregation.window, judged.frontier, judged.data
+    window = aggregation.window
     if window.kind is not WindowKind.SESSION:
         return assign_rows_to_windows(judged, window).selectExpr(
             "*", *aggregation.key_columns, "_ws AS _part"
         )
-    alone = _late_alone_sql(window, before)
-    if alone != "false" and window.on_late is LatePolicy.ADJUST:
-        frame = adjust_late_rows(frame, judged.spec, alone, f"{before}L")
-    elif alone != "false":
-        frame = frame.where(f"NOT ({alone})")
+    frame = apply_late_policy(judged, window, _late_alone_sql(window, judged.frontier))
     gap = window.gap or 0
     bounds = f"_end + {gap - 1}L AS _we", f"{number_parts_sql(max(gap, 1))} AS _part"
     return frame.selectExpr("*", *aggregation.key_columns, "_et AS _ws", *bounds)
@@ -72,7 +61,8 @@ def find_late_session_rows(
     """
     if judged.data is None:
         return None
-    window, before = aggregation.window, judged.frontier
+    window = aggregation.window
+    before = judged.frontier
     columns = map(quote_name, judged.spec.columns)
     place = [*columns, "_source", "_partition", "_seq", "_et"]
     late = None

@@ -71,7 +71,7 @@ def scan_slice(
     if fits and len(tables) == 1 and has_plain_points(source, tables[0]):
         rows = select_plain_points(tables[0], source.event_time)
     else:
-        rows = select_surveyed(frame, {index: source}, own).toArrow()
+        rows = select_surveyed(frame, source, own).toArrow()
     for name, kind in spec.columns.items() if kept else ():
         rows = rows.append_column(name, tables[0][name].cast(to_arrow_type(kind)))
     rows = sort_rows(rows)
@@ -103,7 +103,7 @@ def scan_evaluated_slice(
     frame = add_positions(DuckFrame.from_table(evaluated), spec, cut, arguments)
     own = [*map(quote_name, spec.columns), *arguments]
     own += JUDGED if source.has_conditions else ()
-    rows = sort_rows(select_surveyed(frame, {index: source}, own).toArrow())
+    rows = sort_rows(select_surveyed(frame, source, own).toArrow())
     found = scan_rows(spec, cut, index, rows, state)
     return found, add_faults(add_verdicts(rows, found.verdicts), frame, None)
 
@@ -176,32 +176,21 @@ def add_verdicts(rows: pa.Table, verdicts: pa.Table) -> pa.Table:
     return rows
 
 
-def select_surveyed(frame: Frame, sources: dict[int, SourceSpec], more: list[str]) -> Frame:
-    """Places, times and kinds of the rows of slices, and `more`; types of barriers if any has."""
-    marks = {i: source.barriers for i, source in sources.items() if source.barriers is not None}
-    kind = _select_by_slice_sql({i: own.kind for i, own in marks.items()}, "string")
-    number = _select_by_slice_sql({i: own.id for i, own in marks.items() if own.id}, "bigint")
+def select_surveyed(frame: Frame, source: SourceSpec, more: list[str]) -> Frame:
+    """Places, times and kinds of the rows of a slice, and `more`; types of barriers if it has."""
     code = (
         f"CASE WHEN _dead IS NOT NULL THEN {DEAD} WHEN _kind = 'barrier' THEN {BARRIER} "
         + f"WHEN _kind = 'punctuation' THEN {PUNCTUATION} ELSE {DATA} END AS _code"
     )
     # TICK_MIN itself cannot be written as a literal in SQL.
     ticks = [f"coalesce({c}, {TICK_MIN + 1}L - 1L) AS {c}" for c in ("_et", "_end")]
+    types: list[str] = []
     # Columns of nulls cost as much as others.
-    types = (f"{kind} AS _type", f"{number} AS _id") if marks else ()
+    if (marks := source.barriers) is not None:
+        number = quote_name(marks.id) if marks.id else "NULL"
+        types.append(f"CAST({quote_name(marks.kind)} AS string) AS _type")
+        types.append(f"CAST({number} AS bigint) AS _id")
     return frame.selectExpr("_m", "_seq", *ticks, code, *types, *more)
-
-
-def _select_by_slice_sql(columns: dict[int, str], kind: str) -> str:
-    """Each slice's own column: sources may name theirs differently."""
-    slices: dict[str, list[str]] = {}
-    for index, name in columns.items():
-        slices.setdefault(name, []).append(str(index))
-    cases = [
-        f"WHEN _m IN ({', '.join(own)}) THEN CAST({quote_name(name)} AS {kind})"
-        for name, own in slices.items()
-    ]
-    return f"CASE {' '.join(cases)} END" if cases else f"CAST(NULL AS {kind})"
 
 
 def build_member_columns(rows: pa.Table) -> MemberColumns:

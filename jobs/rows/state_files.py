@@ -117,12 +117,14 @@ class StateFiles:
         store: where the files are.
         copies: a folder that keeps copies of segments for later epochs; None keeps none.
         footers: of the files that were written, by key.
+        opened: what is merged, by window.
     """
 
     order: StateOrder
     store: Store
     copies: Path | None = None
     footers: dict[str, FileFooter] = field(default_factory=dict)
+    opened: dict[str, Any] = field(default_factory=dict)
 
     def read_segment(self, ref: FileRef) -> pa.Table:
         """Return the rows of a segment.

@@ -22,7 +22,7 @@ from .session_merges import SessionMerge
 from .state_files import MergedState, StateFiles, StateOrder
 from .stored_partials import StoredTable, decode_table, encode_table, send_table
 from .task_report import TaskReport
-from .window_merges import WindowMerge, list_bucket_columns
+from .window_merges import WindowMerge
 
 MERGE_ROWS: Final = 500_000
 """Partial rows of a window that the driver merges, in a few tenths of a second."""
@@ -53,20 +53,29 @@ class MergeOrder:
         """Return the order for one of the buckets."""
         return replace(self, state=replace(self.state, bucket=bucket))
 
+    def open_files(self) -> StateFiles:
+        """Return files of the order's state, for a task."""
+        return StateFiles(self.state, open_task_store(self.state.store))
+
     def open_merge(self, files: StateFiles) -> WindowMerge | SessionMerge:
         """Return the merge of the window, with files of the order's state."""
-        aggregation = Aggregation(self.state.spec, self.name)
-        if is_folded_by_parts(aggregation.window):
-            return SessionMerge(files, aggregation, self.load_parts(files, aggregation.keys))
-        columns = list_bucket_columns(aggregation)
-        return WindowMerge(files, aggregation, self.load_parts(files, columns))
+        if self.name not in files.opened:
+            aggregation = Aggregation(self.state.spec, self.name)
+            is_by_parts = is_folded_by_parts(aggregation.window)
+            columns = aggregation.keys if is_by_parts else aggregation.bucket_columns
+            merge = SessionMerge if is_by_parts else WindowMerge
+            parts = self.load_parts(files, columns)
+            files.opened[self.name] = merge(files, aggregation, parts)
+        found: WindowMerge | SessionMerge = files.opened[self.name]
+        return found
 
     def load_parts(self, files: StateFiles, columns: Iterable[str]) -> pa.Table | None:
         """Return what the units have made for the bucket, in their order; None of nothing.
 
         Which bucket a row is in follows from these columns.
         """
-        names, tables = list(columns), list[pa.Table]()
+        names = list(columns)
+        tables = list[pa.Table]()
         for part in self.parts:
             packed = part if isinstance(part, bytes) else files.store.get(part.key).data
             table = self.state.select_bucket(decode_table(packed), names)
@@ -102,95 +111,61 @@ class MergeAnswer:
     report: TaskReport | None = None
 
 
-def merge_windows_in_task(order: MergeOrder, buckets: Iterable[int]) -> Iterator[MergeAnswer]:
-    """Merge buckets of a window, and write their state and results."""
-
-    def merge(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
-        """Merge a bucket."""
-        merge = own.open_merge(files)
-        values = None if own.sql_values is None else decode_table(own.sql_values)
-        keeps_rows = merge.aggregation.window.keeps_rows
-        if keeps_rows and values is None and merge.due is not None:
-            answer.needs_sql = True
-        else:
-            answer.state = merge.write(values)
-
-    return _merge_buckets(order, buckets, merge)
+Merge = Callable[[MergeOrder, StateFiles, MergeAnswer], None]
+"""Merges a bucket, and fills an answer."""
 
 
-def find_gone_parts_in_task(order: MergeOrder, buckets: Iterable[int]) -> Iterator[MergeAnswer]:
+def merge_window(order: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
+    """Write the state and the results of a window."""
+    merge = order.open_merge(files)
+    values = None if order.sql_values is None else decode_table(order.sql_values)
+    answer.needs_sql = merge.window.keeps_rows and values is None and merge.due is not None
+    if not answer.needs_sql:
+        answer.state = merge.write(values)
+
+
+def find_gone_parts(order: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
     """Say which keys and parts of a session window are late."""
-
-    def find(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
-        """Look at a bucket."""
-        merge = own.open_merge(files)
-        assert isinstance(merge, SessionMerge)  # noqa: S101 - the caller asks for no other
-        gone = merge.find_gone_parts()
-        answer.gone = None if gone is None else encode_table(gone)
-
-    return _merge_buckets(order, buckets, find)
+    merge = order.open_merge(files)
+    gone = merge.find_gone_parts() if isinstance(merge, SessionMerge) else None
+    answer.gone = None if gone is None else encode_table(gone)
 
 
-def merge_edges_in_task(order: MergeOrder, buckets: Iterable[int]) -> Iterator[MergeAnswer]:
+def merge_edges(order: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
     """Pair edges and fold what lasts."""
-
-    def merge(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
-        """Pair the edges of a bucket."""
-        _write_edges(own, files, answer, pair_edges(files, _load_edges(own, files)))
-
-    return _merge_buckets(order, buckets, merge)
+    fold_edges(select_edges(order, files), order, files, answer)
 
 
-def select_edges_in_task(order: MergeOrder, bucket: int) -> pa.Table | None:
-    """Return the paired edges of a bucket, for Spark SQL; None without any."""
-    own = order.select_bucket(bucket)
-    files = StateFiles(own.state, open_task_store(own.state.store))
-    return pair_edges(files, _load_edges(own, files))
-
-
-def write_edges_in_task(order: MergeOrder, bucket: int, rows: pa.Table | None) -> MergeAnswer:
-    """Fold the paired edges of a bucket, to which Spark SQL has added what it computes."""
-
-    def write(own: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
-        """Write the edges of a bucket."""
-        _write_edges(own, files, answer, rows)
-
-    return next(_merge_buckets(order, [bucket], write))
-
-
-def _load_edges(order: MergeOrder, files: StateFiles) -> pa.Table | None:
-    """The edges of the bucket that units have left; None without any."""
-    return order.load_parts(files, list_pairing_columns(order.state.spec))
-
-
-def _write_edges(
-    order: MergeOrder, files: StateFiles, answer: MergeAnswer, paired: pa.Table | None
+def fold_edges(
+    paired: pa.Table | None, order: MergeOrder, files: StateFiles, answer: MergeAnswer
 ) -> None:
-    merged = write_edges(files, paired, is_changed=bool(order.parts))
-    answer.state = MergedState((), merged.segments, merged.written, footers=merged.footers)
-    for name, rows in merged.partials.items():
+    """Fold the paired edges of a bucket, to which Spark SQL may have added what it computes."""
+    answer.state, partials = write_edges(files, paired, is_changed=bool(order.parts))
+    for name, rows in partials.items():
         part = send_table(files.store, order.state.folders, name, answer.bucket, rows)
         answer.partials[name] = part
 
 
-def select_rows_in_task(order: MergeOrder, bucket: int) -> pa.Table | None:
+def select_edges(order: MergeOrder, files: StateFiles) -> pa.Table | None:
+    """Return the paired edges of a bucket; None without any."""
+    came = order.load_parts(files, list_pairing_columns(order.state.spec))
+    return pair_edges(files, came)
+
+
+def select_kept_rows(order: MergeOrder, files: StateFiles) -> pa.Table | None:
     """Return the kept rows of the due results of a bucket, for Spark SQL; None without any."""
-    own = order.select_bucket(bucket)
-    merge = own.open_merge(StateFiles(own.state, open_task_store(own.state.store)))
+    merge = order.open_merge(files)
     return None if merge.due is None else merge.aggregation.select_kept_rows(merge.due.merged)
 
 
-def _merge_buckets(
-    order: MergeOrder,
-    buckets: Iterable[int],
-    body: Callable[[MergeOrder, StateFiles, MergeAnswer], None],
-) -> Iterator[MergeAnswer]:
-    """Let `body` fill an answer for each bucket; what stops it is part of the answer."""
+def merge_buckets(merge: Merge, order: MergeOrder, buckets: Iterable[int]) -> Iterator[MergeAnswer]:
+    """Merge buckets in a task; what stops it is part of the answer."""
     for bucket in buckets:
-        begun, answer = time.process_time(), MergeAnswer(bucket)
+        begun = time.process_time()
+        answer = MergeAnswer(bucket)
         own = order.select_bucket(bucket)
         try:
-            body(own, StateFiles(own.state, open_task_store(own.state.store)), answer)
+            merge(own, own.open_files(), answer)
         except TidegateError as error:
             answer.error = error
         except MEMORY_ERRORS as error:

@@ -409,7 +409,7 @@ def _fill_answer(
         is_whole = is_whole and (barrier is None or barrier.seq + 1 >= piece.end)
         tables.append(keep_data_rows(rows))
         judged.append(select_judged(rows))
-        refused = find_refused_row(order.spec, parts, place, found.survey, judged[-1])
+        refused = find_refused_row(order.spec, parts, found.survey, judged[-1])
         answer.dead_refused = answer.dead_refused or refused
     # A slice that ends behind its first barrier row is planned and read again.
     if not is_whole or answer.dead_refused is not None:
@@ -505,7 +505,7 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
         return
     table = frame.toArrow()
     answer.late, answer.late_counts = count_late_rows(table)
-    answer.late_counts += count_expired_pairs(judged, answer.late)
+    answer.late_counts += count_expired_pairs(judged)
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
     if not kept.num_rows:
         return

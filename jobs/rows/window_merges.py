@@ -9,6 +9,7 @@ every window in it is purged.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -50,14 +51,14 @@ class DueResults:
 
 
 @dataclass(frozen=True)
-class WindowMerge:
-    """One epoch of a tumbling or sliding window, for the keys of a bucket.
+class StateMerge:
+    """One epoch of a window, for the keys of a bucket.
 
     Attributes:
         files: of the state.
         aggregation: of the window.
-        folds: partial aggregates of the epoch's rows in the bucket without marks, in the order of
-            the cut; None without rows.
+        folds: what units have made of the epoch's rows in the bucket, in the order of the cut; None
+            if the epoch has no rows in any bucket.
     """
 
     files: StateFiles
@@ -70,25 +71,74 @@ class WindowMerge:
         return self.aggregation.window
 
     @property
-    def bucket_columns(self) -> list[str]:
-        """What the bucket of a row follows from."""
-        return list_bucket_columns(self.aggregation)
+    def kind(self) -> str:
+        """Of its segments."""
+        return f"window:{self.aggregation.name}"
+
+    @property
+    def before(self) -> int:
+        """The frontier before the epoch."""
+        return self.files.order.decision.frontier_before
+
+    @property
+    def after(self) -> int:
+        """The frontier after the epoch."""
+        return self.files.order.decision.frontier_after
+
+    def write_rows(self, rows: pa.Table) -> tuple[FileRef, ...]:
+        """Write state that the epoch's rows have changed."""
+        # Sums of doubles depend on the division.
+        extra = {**self.aggregation.segment_extra, "division": DIVISION}
+        return self.files.write_segment(self.kind, rows, "_we", extra)
+
+    def write_results(
+        self, due: DueResults | None, sql_values: pa.Table | None
+    ) -> tuple[tuple[FileRef, ...], int]:
+        """Write the results of the window; return their files, and how many lack a sum."""
+        if due is None:
+            return (), 0
+        aggregation = self.aggregation
+        order = self.files.order
+        timeline = order.folders.attempt.timeline
+        origin = [f"CAST({timeline} AS int) AS _timeline", f"{order.epoch}L AS _epoch"]
+        merged = DuckFrame.from_table(due.merged)
+        rows = aggregation.build_results(merged, due.revision, origin, sql_values).toArrow()
+        overflowed = 0
+        if aggregation.overflow is not None:
+            overflowed = pc.sum(rows["_overflow"]).as_py() or 0
+            rows = rows.drop_columns("_overflow")
+        return self.files.write_results(aggregation.name, rows), overflowed
+
+    def select_standing(self, refs: Iterable[FileRef]) -> tuple[FileRef, ...]:
+        """Return the segments that have rows of results that are not purged."""
+        return tuple(
+            ref
+            for ref in refs
+            if ref.max_time is not None
+            and not is_window_purged(self.window, ref.max_time, self.after)
+        )
+
+
+@dataclass(frozen=True)
+class WindowMerge(StateMerge):
+    """As `StateMerge`, of a tumbling or sliding window, whose folds have no marks."""
 
     @cached_property
     def _live(self) -> list[FileRef]:
         """Live segments of partial aggregates."""
-        live = self.files.order.live_segments(f"window:{self.aggregation.name}")
+        live = self.files.order.live_segments(self.kind)
         return [ref for ref in live if not holds_gaps(ref)]
 
     @cached_property
     def fresh(self) -> pa.Table | None:
         """The partial aggregates of the epoch, one row per window and key, with their marks."""
-        order = self.files.order
         if self.folds is None:
             return None
-        folds = DuckFrame.from_table(self.folds)
-        merged = self.aggregation.merge_folds(folds, order.decision.frontier_before, order.epoch)
-        table: pa.Table = merged.toArrow()
+        aggregation = self.aggregation
+        merged = aggregation.merge_same_windows(DuckFrame.from_table(self.folds))
+        marks = aggregation.select_marks(self.before, self.files.order.epoch, epochs=1)
+        columns = *aggregation.group_columns, *marks, *aggregation.partials
+        table = merged.selectExpr(*columns).toArrow()
         return table if table.num_rows else None
 
     @cached_property
@@ -96,49 +146,63 @@ class WindowMerge:
         return fill_gaps(self) if self.window.zero_rows else (None, ())
 
     @cached_property
-    def touched(self) -> pa.Table | None:
-        """What the epoch adds to the state, windows without rows of `zero_rows` included."""
-        added = [one for one in (self.fresh, self._zero[0]) if one is not None]
-        return pa.concat_tables(added, promote_options="permissive") if added else None
+    def _added(self) -> list[pa.Table]:
+        """What the epoch adds to the state: of its rows, and of `zero_rows`."""
+        return [rows for rows in (self.fresh, self._zero[0]) if rows is not None]
 
     @cached_property
     def due(self) -> DueResults | None:
         """The state of what has a result now, at most one per window; None without any."""
-        decision, window = self.files.order.decision, self.window
-        before, after = decision.frontier_before, decision.frontier_after
-        touched = self.touched
-        least_end = None if touched is None else pc.min(touched["_we"]).as_py()
-        needed = [ref for ref in self._live if _may_be_due(window, ref, least_end, before, after)]
+        least_end = None
+        marked = []
+        if self._added:
+            touched = pa.concat_tables(self._added, promote_options="permissive")
+            least_end = pc.min(touched["_we"]).as_py()
+        needed = [ref for ref in self._live if self._may_be_due(ref, least_end)]
         # Most epochs close no window.
         is_due = least_end is not None and (
-            window.emit != "close" or is_window_closed(window, least_end, after)
+            self.window.emit != "close" or is_window_closed(self.window, least_end, self.after)
         )
         if not needed and not is_due:
             return None
         # Only windows that got partials in this epoch, or that close in it, have a result.
-        fresh = None if touched is None else DuckFrame.from_table(touched)
-        live = self.files.load_partials(self.aggregation, needed, self.bucket_columns)
-        marked = [
-            frame.selectExpr("*", f"{is_new} AS _new")
-            for is_new, frame in (("false", live), ("true", fresh))
-            if frame is not None
-        ]
-        rows = combine_frames(*marked)
-        if rows is None:
-            return None
-        return self._select_due(rows, least_end)
+        if needed:
+            live = self.load_partials(needed)
+            marked.append(live.selectExpr("*", "false AS _new"))
+        if self._added:
+            marked.append(DuckFrame.from_table(touched).selectExpr("*", "true AS _new"))
+        return self._select_due(combine_frames(*marked), least_end)
+
+    def load_partials(self, refs: list[FileRef]) -> Any:
+        """The rows of segments that are in the bucket; None without a segment."""
+        return self.files.load_partials(self.aggregation, refs, self.aggregation.bucket_columns)
+
+    def _may_be_due(self, ref: FileRef, least_end: int | None) -> bool:
+        window = self.window
+        if ref.min_time is None or ref.max_time is None:
+            return False
+        if is_window_purged(window, ref.max_time, self.before):
+            return False
+        if window.emit == "complete":
+            return True
+        touched = least_end is not None and ref.max_time >= least_end
+        if window.emit == "each_epoch":
+            return touched
+        return is_window_closed(window, ref.min_time, self.after) and (
+            touched or not is_window_closed(window, ref.max_time, self.before)
+        )
 
     def _select_due(self, rows: Any, least_end: int | None) -> DueResults | None:
-        order, window = self.files.order, self.window
-        before, after = order.decision.frontier_before, order.decision.frontier_after
-        over, was_over = end_reached_sql("_we", after), end_reached_sql("_we", before)
+        window = self.window
+        over = end_reached_sql("_we", self.after)
+        was_over = end_reached_sql("_we", self.before)
         is_touched = "false" if least_end is None else f"_we >= {write_ticks(least_end)}"
         # In which range of windows some may have a result now, which merged ones have one, and the
         # number of their earlier results.
         may_be_due, is_due, revision = {
             # No row ever came into a window that only fills a gap.
             "each_epoch": (is_touched, "_new AND _n > 0", "_n - 1"),
-            "complete": ("true", "true", f"{order.epoch}L - _epoch"),
+            "complete": ("true", "true", f"{self.files.order.epoch}L - _epoch"),
             "close": (
                 f"({over}) AND ({is_touched} OR NOT ({was_over}))",
                 f"({over}) AND (_new OR NOT ({was_over}))",
@@ -147,7 +211,7 @@ class WindowMerge:
         }[window.emit]
         # A gap may be found when its windows are purged already.
         fills = " OR (_new AND _n = 0)" if window.zero_rows else ""
-        rows = rows.where(f"NOT ({window_purged_sql(window, '_we', before)}){fills}")
+        rows = rows.where(f"NOT ({window_purged_sql(window, '_we', self.before)}){fills}")
         # With `delta` a result covers what came since the last one. What came while the window was
         # open has been in no result yet.
         use = "_new" if window.revisions == "delta" else None
@@ -164,87 +228,24 @@ class WindowMerge:
 
         `sql_values` are those of aggregates that only Spark computes, for the due results.
         """
-        files, aggregation = self.files, self.aggregation
-        kind, after = f"window:{aggregation.name}", files.order.decision.frontier_after
-        written: tuple[FileRef, ...] = ()
-        # Sums of doubles depend on the division.
-        extra = {**aggregation.segment_extra, "division": DIVISION}
-        for rows in (self.fresh, self._zero[0]):
-            if rows is not None:
-                written += files.write_segment(kind, rows, "_we", extra)
-        results, overflowed = write_results(files, aggregation, self.due, sql_values)
-        standing = [
-            ref for ref in self._live if not is_window_segment_purged(self.window, ref, after)
-        ]
-        added = tuple(
-            ref for ref in written if not is_window_segment_purged(self.window, ref, after)
-        )
-        segments = (*self._merge_small_segments(kind, standing), *added, *self._zero[1])
-        return MergedState(results, segments, written, overflowed, files.footers)
+        written = tuple(ref for rows in self._added for ref in self.write_rows(rows))
+        results, overflowed = self.write_results(self.due, sql_values)
+        live = self._merge_small_segments(self.select_standing(self._live))
+        segments = *live, *self.select_standing(written), *self._zero[1]
+        return MergedState(results, segments, written, overflowed, self.files.footers)
 
-    def _merge_small_segments(self, kind: str, live: list[FileRef]) -> tuple[FileRef, ...]:
+    def _merge_small_segments(self, live: tuple[FileRef, ...]) -> tuple[FileRef, ...]:
         """Merge small segments if there are many; return those that are live then."""
         small = [ref for ref in live if ref.rows <= SMALL_SEGMENT_ROWS]
         # An epoch writes a segment for each bucket.
         if len(small) < MANY_SEGMENTS * self.files.order.buckets:
-            return tuple(live)
-        aggregation, after = self.aggregation, self.files.order.decision.frontier_after
-        rows = self.files.load_partials(aggregation, small, self.bucket_columns)
-        standing = rows.where(f"NOT ({window_purged_sql(self.window, '_we', after)})")
-        merged = aggregation.merge_partials(standing, flags={}).toArrow()
+            return live
+        purged = window_purged_sql(self.window, "_we", self.after)
+        standing = self.load_partials(small).where(f"NOT ({purged})")
+        merged = self.aggregation.merge_partials(standing, flags={}).toArrow()
         large = [ref for ref in live if ref.rows > SMALL_SEGMENT_ROWS]
-        return (*large, *self.files.write_segment(kind, merged, "_we", aggregation.segment_extra))
-
-
-def list_bucket_columns(aggregation: Aggregation) -> list[str]:
-    """The state columns from which the bucket of a row of an aligned window follows."""
-    # What fills gaps is looked for by key.
-    return aggregation.keys if aggregation.window.zero_rows else aggregation.group_columns
-
-
-def write_results(
-    files: StateFiles,
-    aggregation: Aggregation,
-    due: DueResults | None,
-    sql_values: pa.Table | None = None,
-) -> tuple[tuple[FileRef, ...], int]:
-    """Write the results of a window; return their files, and how many lack a sum."""
-    if due is None:
-        return (), 0
-    order = files.order
-    timeline = order.folders.attempt.timeline
-    origin = [f"CAST({timeline} AS int) AS _timeline", f"{order.epoch}L AS _epoch"]
-    merged = DuckFrame.from_table(due.merged)
-    rows = aggregation.build_results(merged, due.revision, origin, sql_values).toArrow()
-    overflowed = 0
-    if aggregation.overflow is not None:
-        overflowed = pc.sum(rows["_overflow"]).as_py() or 0
-        rows = rows.drop_columns("_overflow")
-    return files.write_results(aggregation.name, rows), overflowed
-
-
-def is_window_segment_purged(window: WindowSpec, ref: FileRef, frontier: int) -> bool:
-    """Return whether all results that have rows in a segment of the window are purged."""
-    return ref.max_time is None or is_window_purged(window, ref.max_time, frontier)
-
-
-def _may_be_due(
-    window: WindowSpec, ref: FileRef, least_end: int | None, before: int, after: int
-) -> bool:
-    if (
-        ref.min_time is None
-        or ref.max_time is None
-        or is_window_purged(window, ref.max_time, before)
-    ):
-        return False
-    if window.emit == "complete":
-        return True
-    touched = least_end is not None and ref.max_time >= least_end
-    if window.emit == "each_epoch":
-        return touched
-    return is_window_closed(window, ref.min_time, after) and (
-        touched or not is_window_closed(window, ref.max_time, before)
-    )
+        extra = self.aggregation.segment_extra
+        return (*large, *self.files.write_segment(self.kind, merged, "_we", extra))
 
 
 # Opt-in results for empty windows between the first and the last window of a key (`zero_rows`).
@@ -261,24 +262,22 @@ def holds_gaps(ref: FileRef) -> bool:
 
 def fill_gaps(merge: WindowMerge) -> tuple[pa.Table | None, tuple[FileRef, ...]]:
     """Return partial aggregates of the empty windows that F passes now, and segments of gaps."""
-    files, aggregation = merge.files, merge.aggregation
-    decision, kind = files.order.decision, f"window:{aggregation.name}"
-    gaps = [ref for ref in files.order.live_segments(kind) if holds_gaps(ref)]
-    fresh = merge.fresh
-    if fresh is None and (not gaps or decision.frontier_before == decision.frontier_after):
-        # Every bucket of an epoch keeps, or writes again, the same segments.
-        is_whole = files.order.buckets == 1
-        if is_whole or not gaps:
-            return None, tuple(gaps)
-    reach = _measure_keys(merge, gaps)
+    order = merge.files.order
+    keys = merge.aggregation.keys
+    gaps = tuple(ref for ref in order.live_segments(merge.kind) if holds_gaps(ref))
+    # Every bucket of an epoch keeps, or writes again, the same segments.
+    is_quiet = not gaps or (order.buckets == 1 and merge.before == merge.after)
+    if merge.fresh is None and is_quiet:
+        return None, gaps
+    reach = _measure_keys(merge, list(gaps))
     if reach is None:
         return None, ()
-    known = [*aggregation.keys, "_first", "_last"]
-    segments = files.write_segment(kind, reach.select(known), None, {"gaps": True})
+    known = reach.select([*keys, "_first", "_last"])
+    segments = merge.files.write_segment(merge.kind, known, None, {"gaps": True})
     spans = DuckFrame.from_table(reach)
-    ranges = [spans.selectExpr(*aggregation.keys, f"_a{i} AS _a", f"_b{i} AS _b") for i in range(2)]
-    due = ranges[0].unionByName(ranges[1]).where("_a <= _b")
-    return _build_zero_partials(merge, due.toArrow()), segments
+    first, second = (spans.selectExpr(*keys, f"_a{i} AS _a", f"_b{i} AS _b") for i in range(2))
+    due = first.unionByName(second).where("_a <= _b").toArrow()
+    return _build_zero_partials(merge, due) if due.num_rows else None, segments
 
 
 def _measure_keys(merge: WindowMerge, gaps: list[FileRef]) -> pa.Table | None:
@@ -287,18 +286,15 @@ def _measure_keys(merge: WindowMerge, gaps: list[FileRef]) -> pa.Table | None:
     The ranges, from `_a0` to `_b0` and from `_a1` to `_b1`, are the windows that F passes now, and
     of those by which the key has grown also the ones that F has passed before.
     """
-    aggregation, decision = merge.aggregation, merge.files.order.decision
-    keys = aggregation.keys
+    keys = merge.aggregation.keys
+    found = []
     known = merge.files.load_segments(gaps, keys)
-    touched = None if merge.fresh is None else DuckFrame.from_table(merge.fresh)
-    bounds = [(known, "_first", "_last", "true"), (touched, "_ws", "_ws", "false")]
-    rows = combine_frames(
-        *(
-            frame.selectExpr(*keys, f"{a} AS _first", f"{b} AS _last", f"{old} AS _old")
-            for frame, a, b, old in bounds
-            if frame is not None
-        )
-    )
+    if known is not None:
+        found.append(known.selectExpr(*keys, "_first", "_last", "true AS _old"))
+    if merge.fresh is not None:
+        touched = DuckFrame.from_table(merge.fresh)
+        found.append(touched.selectExpr(*keys, "_ws AS _first", "_ws AS _last", "false AS _old"))
+    rows = combine_frames(*found)
     if rows is None or not rows.limit(1).toArrow().num_rows:
         return None
     ends = {
@@ -307,12 +303,12 @@ def _measure_keys(merge: WindowMerge, gaps: list[FileRef]) -> pa.Table | None:
         "_from": "min(IF(_old, _first, NULL))",
         "_to": "max(IF(_old, _last, NULL))",
     }
-    period, size = merge.window.period or 1, merge.window.size or 0
-    before, after = (
-        TICK_MAX if f == TICK_MAX else saturate_ticks(f - size)
-        for f in (decision.frontier_before, decision.frontier_after)
+    period = merge.window.period or 1
+    size = merge.window.size or 0
+    lower, upper = (
+        write_ticks(TICK_MAX if frontier == TICK_MAX else saturate_ticks(frontier - size))
+        for frontier in (merge.before, merge.after)
     )
-    lower, upper = write_ticks(before), write_ticks(after)
     # The first window that F has not passed before, or the first one behind the known ones.
     begin = (
         f"CASE WHEN {lower} >= _to THEN _to + {period}L WHEN {lower} < _from THEN _from"
@@ -327,8 +323,7 @@ def _measure_keys(merge: WindowMerge, gaps: list[FileRef]) -> pa.Table | None:
         f"coalesce({begin}, _first) AS _a1",
         f"least(_last, {upper}) AS _b1",
     )
-    table: pa.Table = reach.toArrow()
-    return table
+    return reach.toArrow()
 
 
 def _build_zero_partials(merge: WindowMerge, spans: pa.Table) -> pa.Table | None:
@@ -336,12 +331,11 @@ def _build_zero_partials(merge: WindowMerge, spans: pa.Table) -> pa.Table | None
 
     They have the columns of the others. `spans` has ranges of window starts, `_a` to `_b`.
     """
-    aggregation, window, order = merge.aggregation, merge.window, merge.files.order
-    if not spans.num_rows:
-        return None
-    before = order.decision.frontier_before
-    marks = aggregation.select_marks(before, order.epoch, epochs=0)
-    period, keys = window.period or 1, aggregation.keys
+    aggregation = merge.aggregation
+    window = merge.window
+    marks = aggregation.select_marks(merge.before, merge.files.order.epoch, epochs=0)
+    period = window.period or 1
+    keys = aggregation.keys
     # Not all windows of a key at once: DuckDB holds the lists of many rows.
     step = f"explode(sequence(_a, _b, {_WINDOWS_PER_PART * period}L)) AS _a"
     part = f"sequence(_a, least(_b, _a + {(_WINDOWS_PER_PART - 1) * period}L), {period}L)"
@@ -353,12 +347,11 @@ def _build_zero_partials(merge: WindowMerge, spans: pa.Table) -> pa.Table | None
         .selectExpr(*aggregation.group_columns, *marks)
     )
     fresh = None if merge.fresh is None else DuckFrame.from_table(merge.fresh)
-    live = merge.files.load_partials(aggregation, merge._live, merge.bucket_columns)
-    standing = combine_frames(live, fresh)
-    assert standing is not None  # noqa: S101 - the last window of a key outlives the gaps before it
+    # There are some: the last window of a key outlives the gaps before it.
+    standing: Any = combine_frames(merge.load_partials(merge._live), fresh)
     columns = [*aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials]
-    standing = standing.where(f"NOT ({window_purged_sql(window, '_we', before)})")
+    standing = standing.where(f"NOT ({window_purged_sql(window, '_we', merge.before)})")
     empty = zero.join_anti(standing, ["_ws", *keys])
     found = standing.where("false").selectExpr(*columns).unionByName(empty)
-    table: pa.Table = found.selectExpr(*columns).toArrow()
+    table = found.selectExpr(*columns).toArrow()
     return table if table.num_rows else None

@@ -6,26 +6,20 @@ group them as they like. Nulls are ignored as in SQL, except by ``count(*)``, fi
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.spec.column_types import COLUMN_NAME, infer_argument_type
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.table_layout import ColumnTypes
 from tidegate.jobs.spec.window_specs import Aggregate, AggregateFunction
 
 from .duck_frame import DuckFrame, Frame, get_column_types, group_rows, query_table
-from .row_conditions import (
-    ROW_ORDER,
-    end_reached_sql,
-    quote_name,
-    quote_text,
-)
+from .row_conditions import ROW_ORDER, end_reached_sql, quote_name, quote_text
 
 _PLACE_SQL = f"named_struct({', '.join(repr(c) + ', ' + c for c in ROW_ORDER)})"
 _KEPT_ROWS_COLUMN = "_rows"
@@ -80,7 +74,8 @@ class AggregateRule:
 
 
 def _plan_sum(state: str, x: str, what: Aggregate) -> AggregatePlan:
-    name, final = what.function.value, state
+    name = what.function.value
+    final = state
     if what.function is AggregateFunction.COUNT:
         final = f"coalesce({state}, 0L)"
     return AggregatePlan({state: f"{name}({x})"}, {state: f"sum({state})"}, final, same_type=True)
@@ -115,7 +110,8 @@ def _plan_average(state: str, x: str, _: Aggregate) -> AggregatePlan:
 
 
 def _plan_first_or_last(side: str, state: str, x: str, _: Aggregate) -> AggregatePlan:
-    value, place = f"{state}_v", f"{state}_at"
+    value = f"{state}_v"
+    place = f"{state}_at"
     first = {
         # The struct keeps a null value apart from no value.
         value: f"{side}_by(named_struct('v', {x}), {_PLACE_SQL})",
@@ -166,8 +162,8 @@ def _infer_sum_type(kind: Any) -> Any:
 
 
 def _infer_spark_sum(kind: str) -> str:
-    """The type of Spark's sum of a type of DuckDB."""
-    if match := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", kind):
+    """The type of Spark's sum of a declared type, or of one of DuckDB."""
+    if match := re.fullmatch(r"(?i)decimal\((\d+),\s*(\d+)\)", kind):
         return f"decimal({min(38, int(match[1]) + 10)},{match[2]})"
     return "bigint" if kind.endswith("INT") or kind == "INTEGER" else "double"
 
@@ -289,7 +285,8 @@ def plan_aggregate(
         columns: the row's columns with their declared types.
         argument: the column with its argument, if that is computed already.
     """
-    state, x = f"_s{index}", argument or _select_argument_sql(what, columns)
+    state = f"_s{index}"
+    x = argument or _select_argument_sql(what, columns)
     if what.function is AggregateFunction.SQL:
         state = _KEPT_ROWS_COLUMN
         fields = (f"{quote_text(c)}, {quote_name(c)}" for c in (*columns, "_source"))
@@ -298,10 +295,8 @@ def plan_aggregate(
     kind = infer_argument_type(what, columns) if what.function is AggregateFunction.SUM else None
     if kind in _WHOLE:
         return _plan_whole_sum(state, x)
-    if kind is not None and (exact := infer_result_type(what, to_arrow_type(kind))):
-        is_double = pa.types.is_floating(exact)
-        target = "double" if is_double else f"decimal({exact.precision},{exact.scale})"
-        plan.partial[state] = f"CAST({plan.partial[state]} AS {target})"
+    if kind is not None:
+        plan.partial[state] = f"CAST({plan.partial[state]} AS {_infer_spark_sum(kind)})"
     return plan
 
 
@@ -321,6 +316,7 @@ class Aggregation:
         keys: names of the key columns in state, in the order of the spec.
         key_columns: the key columns of a row under these names, as SQL.
         group_columns: names of the state columns that identify a window's result.
+        bucket_columns: those from which the bucket of a row of an aligned window follows.
         plans: output column -> its plan.
         partials: state column -> expression over rows.
         merges: state column -> expression over state columns.
@@ -336,7 +332,8 @@ class Aggregation:
     """
 
     def __init__(self, spec: PipelineSpec, name: str, *, is_evaluated: bool = False) -> None:
-        self.name, self.window = name, spec.windows[name]
+        self.name = name
+        self.window = spec.windows[name]
         place = list(spec.windows).index(name)
         arguments = list_spark_arguments(spec) if is_evaluated else {}
         self.keys = [f"_k{i}" for i in range(len(self.window.keys))]
@@ -345,6 +342,8 @@ class Aggregation:
             for i, key in enumerate(self.window.keys)
         ]
         self.group_columns = ["_ws", "_we", *self.keys]
+        # What fills gaps is looked for by key.
+        self.bucket_columns = self.keys if self.window.zero_rows else self.group_columns
         self.plans: dict[str, AggregatePlan] = {}
         # The sums of arguments whose types only the rows have.
         self._open_sums: dict[str, str] = {}
@@ -380,18 +379,6 @@ class Aggregation:
         others = [column for column in known if not re.match(r"_s[0-9]|_rows$", column)]
         return rows.selectExpr(*others, *dict.fromkeys(states))
 
-    def cast_states(self, types: dict[str, str]) -> list[str]:
-        """Return the SQL of the state columns after a merge.
-
-        The states of `sum` and `count` are cast to `types`, the types of the partials, because
-        Spark widens a decimal with every sum. Other states are selected as they are.
-        """
-        casts = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
-        return [
-            f"CAST({name} AS {types[name]}) AS {name}" if name in casts else name
-            for name in self.partials
-        ]
-
     def fold_rows(self, rows: Frame) -> Frame:
         """One row per window and key of rows with `_ws` and `_we`: their partial aggregates."""
         keyed = rows.selectExpr("*", *self.key_columns)
@@ -408,25 +395,24 @@ class Aggregation:
         }
         return {**self.partials, **sums}
 
-    def merge_folds(self, folds: Frame, before: int, slot: int) -> Frame:
-        """One row of state per window and key of what `fold_rows` made of several units.
+    def merge_states(self, rows: Frame, keys: list[str], marks: Mapping[str, str]) -> Frame:
+        """One row per group of `keys` of rows of state, with `marks`: column -> aggregate.
 
-        Its marks `_on`, `_up`, `_n` and `_epoch`: see `jobs.rows.window_merges`.
-
-        Args:
-            folds: of the units, in the order of the cut.
-            before: the frontier before the epoch.
-            slot: of the epoch.
+        The states of `sum` and `count` keep their types, because a decimal is widened with every
+        sum.
         """
-        marks = self.select_marks(before, slot, epochs=1)
-        merged = self.merge_same_windows(folds)
-        return merged.selectExpr(*self.group_columns, *marks, *self.partials)
+        types = get_column_types(rows)
+        merged = group_rows(rows, keys, {**marks, **self.merges})
+        sums = {name for plan in self.plans.values() if plan.same_type for name in plan.partial}
+        states = [
+            f"CAST({name} AS {types[name]}) AS {name}" if name in sums else name
+            for name in self.partials
+        ]
+        return merged.selectExpr(*keys, *marks, *states)
 
     def merge_same_windows(self, folds: Frame) -> Frame:
         """One row per window and key of what `fold_rows` has made of several parts."""
-        types = get_column_types(folds)
-        merged = group_rows(folds, self.group_columns, self.merges)
-        return merged.selectExpr(*self.group_columns, *self.cast_states(types))
+        return self.merge_states(folds, self.group_columns, {})
 
     @staticmethod
     def select_marks(before: int, slot: int, *, epochs: int) -> list[str]:
@@ -447,11 +433,10 @@ class Aggregation:
         Only those that `use` (SQL; None: all) selects count for the aggregates, all count for the
         marks and for `flags`: further columns -> aggregates.
         """
-        types = get_column_types(rows)
         # Aggregates ignore nulls, so a partial that does not count is a null.
         if use is not None:
-            state = [f"IF({use}, {name}, NULL) AS {name}" for name in self.partials]
-            rows = rows.selectExpr(*(c for c in rows.columns if c not in self.partials), *state)
+            states = ", ".join(f"IF({use}, {name}, NULL) AS {name}" for name in self.partials)
+            rows = rows.selectExpr(f"* REPLACE ({states})")
         marks = {
             "_on": "max(_on)",
             "_up": "CAST(sum(_up) AS int)",
@@ -460,8 +445,7 @@ class Aggregation:
             "_epoch": "min(_epoch)",
             **flags,
         }
-        merged = group_rows(rows, self.group_columns, {**marks, **self.merges})
-        return merged.selectExpr(*self.group_columns, *marks, *self.cast_states(types))
+        return self.merge_states(rows, self.group_columns, marks)
 
     @property
     def sql_aggregates(self) -> dict[str, str]:

@@ -52,7 +52,8 @@ def to_duckdb(sql: str) -> str:
 
     def hold(match: re.Match[str]) -> str:
         """Put a quoted text aside, in DuckDB's quotes."""
-        inner, quote = match[0][1:-1], '"' if match[0][0] == "`" else "'"
+        inner = match[0][1:-1]
+        quote = '"' if match[0][0] == "`" else "'"
         plain = inner.replace("``", "`") if quote == '"' else re.sub(r"\\(.)", r"\1", inner)
         held.append(quote + plain.replace(quote, quote * 2) + quote)
         return f"\0{len(held) - 1}\0"
@@ -116,7 +117,8 @@ class _RenewedEngine:
     """
 
     def __init__(self, purpose: _Purpose) -> None:
-        self._purpose, self._lock = purpose, Lock()
+        self._purpose = purpose
+        self._lock = Lock()
         self._engine: duckdb.DuckDBPyConnection | None = None
         self._sessions = 0
 
@@ -124,7 +126,8 @@ class _RenewedEngine:
         """Return a new session."""
         with self._lock:
             if self._engine is None or self._sessions == _SESSIONS_PER_ENGINE:
-                self._engine, self._sessions = _start_engine(self._purpose), 0
+                self._engine = _start_engine(self._purpose)
+                self._sessions = 0
             self._sessions += 1
             session = self._engine.cursor()
             memory = get_worker_memory()
@@ -282,12 +285,16 @@ class DuckFrame:
         Raises:
             duckdb.Error: DuckDB cannot compute them.
         """
-        return self._run(self._query)
+        with open_database(for_frames=True) as session:
+            for name, table in self._tables.items():
+                session.register(name, table)
+            return session.sql(self._query).to_arrow_table()
 
     @cached_property
     def types(self) -> dict[str, str]:
         """Column -> its type in DuckDB's words."""
-        query, schemas = self._query, list[Any]()
+        query = self._query
+        schemas = list[Any]()
         for number, (name, table) in enumerate(self._tables.items()):
             query = re.sub(rf"FROM {name}\b", f"FROM _origin_{number}", query)
             schemas.append(table.schema)
@@ -300,12 +307,6 @@ class DuckFrame:
 
     def _select(self, columns: str, rest: str = "") -> Self:
         return type(self)(f"SELECT {columns} FROM ({self._query}) {rest}", self._tables)
-
-    def _run(self, query: str) -> Any:
-        with open_database(for_frames=True) as session:
-            for name, table in self._tables.items():
-                session.register(name, table)
-            return session.sql(query).to_arrow_table()
 
 
 # A pipeline asks for the same few types in every epoch, and planning takes milliseconds.

@@ -77,7 +77,8 @@ def _strip_proven_cast(tree: Any, columns: ColumnTypes) -> Any:
 
     if not isinstance(tree, exp.Cast):
         raise _UnprovenError(tree.sql("spark"))
-    family, kind = _infer_family(tree.this, columns), tree.to.sql("spark").lower()
+    family = _infer_family(tree.this, columns)
+    kind = tree.to.sql("spark").lower()
     wider = dict.fromkeys(("whole", "length"), ("bigint", "double"))
     if kind not in wider.get(family, (family,)):
         raise _UnprovenError(tree.sql("spark"))

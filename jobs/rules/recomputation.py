@@ -56,7 +56,8 @@ def build_starts_sql(window: WindowSpec) -> str:
     It is an expression for the list of a SELECT over rows with `_et` and `_end`. Only for tumbling
     and sliding windows.
     """
-    first, last = first_window_start_sql(window), last_window_start_sql(window)
+    first = first_window_start_sql(window)
+    last = last_window_start_sql(window)
     return to_duckdb(f"explode(sequence({first}, {last}, {window.period}L))")
 
 

@@ -69,12 +69,10 @@ def first_window_start_sql(window: WindowSpec) -> str:
 
     Behind `last_window_start_sql` if the row is in no window.
     """
-    size, slide, offset, least = (
-        window.size or 0,
-        window.period or 1,
-        window.offset,
-        window.min_window_start,
-    )
+    size = window.size or 0
+    slide = window.period or 1
+    offset = window.offset
+    least = window.min_window_start
     first = f"({_floor_to_period_sql(f'(_et - {size + offset}L)', slide)} + {slide + offset}L)"
     return (
         first
@@ -138,7 +136,8 @@ def expired_pairs_sql(window: WindowSpec, frontier: int) -> str:
     if window.lateness is None or frontier <= TICK_MIN + (window.size or 0) + window.lateness:
         return "0L"
     bound = TICK_MAX if frontier == TICK_MAX else frontier - (window.size or 0) - window.lateness
-    first, slide = first_window_start_sql(window), window.period or 1
+    first = first_window_start_sql(window)
+    slide = window.period or 1
     return (
         f"greatest((least({last_window_start_sql(window)}, {write_ticks(bound)}) -"
         f" {first} + {slide}L) div {slide}L, 0L)"

@@ -10,6 +10,7 @@ Of the same values in the same order Spark SQL builds an equal HLL sketch. A KLL
 
 import math
 from bisect import bisect_left
+from itertools import pairwise
 from typing import Any, Final
 
 import duckdb
@@ -57,7 +58,7 @@ def fold_texts(groups: Any) -> Any:
             sketch.update(text)
         return bytes(sketch.serialize_updatable())
 
-    return _map_lists(fold, groups, pc.list_flatten(groups).to_pylist())
+    return _map_lists(fold, groups)
 
 
 def merge_text_sketches(groups: Any) -> Any:
@@ -69,7 +70,7 @@ def merge_text_sketches(groups: Any) -> Any:
             union.update(hll_sketch.deserialize(state))
         return bytes(union.get_result(tgt_hll_type.HLL_8).serialize_updatable())
 
-    return _map_lists(merge, groups, pc.list_flatten(groups).to_pylist())
+    return _map_lists(merge, groups)
 
 
 def estimate_texts(states: Any) -> Any:
@@ -103,7 +104,7 @@ def merge_number_sketches(groups: Any) -> Any:
             sketch.merge(kll_doubles_sketch.deserialize(state))
         return bytes(sketch.serialize())
 
-    return _map_lists(merge, groups, pc.list_flatten(groups).to_pylist())
+    return _map_lists(merge, groups)
 
 
 def count_numbers(states: Any) -> Any:
@@ -130,7 +131,9 @@ def read_quantile(sketch: Any, rank: float) -> float | None:
         return None
     # The weights beside the values are wrong if none of them is 1, as after a merge.
     values = sorted(value for value, _ in sketch)
-    last, least, greatest = values[-1], sketch.get_min_value(), sketch.get_max_value()
+    last = values[-1]
+    least = sketch.get_min_value()
+    greatest = sketch.get_max_value()
 
     def count_upto(value: float) -> int:
         """Return how many numbers are at or below it."""
@@ -146,11 +149,12 @@ def read_quantile(sketch: Any, rank: float) -> float | None:
     return float(values[place] if place < len(values) else greatest)
 
 
-def _map_lists(function: Any, groups: Any, values: Any) -> Any:
+def _map_lists(function: Any, groups: Any, values: Any = None) -> Any:
     """What a function makes of each list, as states; `values` are those of all lists in a row."""
+    if values is None:
+        values = pc.list_flatten(groups).to_pylist()
     ends = np.cumsum(pc.list_value_length(groups)).tolist()
-    begins = [0, *ends]
-    states = [function(values[a:b]) for a, b in zip(begins, ends, strict=False)]
+    states = [function(values[a:b]) for a, b in pairwise([0, *ends])]
     return pa.array(states, pa.binary())
 
 

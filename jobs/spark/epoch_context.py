@@ -57,7 +57,8 @@ class EpochContext:
 
     def releasable_segments(self) -> list[FileRef]:
         """Order segments some of whose rows may leave now."""
-        before, after = self.decision.release_before, self.decision.release_after
+        before = self.decision.release_before
+        after = self.decision.release_after
         live = self.live_segments(ORDER_KIND) if before < after else []
         return [
             ref

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from tidegate.checkpoints.epoch_notes import EpochCounters
-from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import (
     LATE_ROWS,
     TARDY,
@@ -101,11 +100,13 @@ class EpochOutputs:
             buffered_after: rows in it after the epoch.
             flagged: members whose rows of this epoch stood in front of a tardy barrier.
         """
-        rows, late = SourceCounts(), self.late.late + self.dead.late
+        rows = SourceCounts()
+        late = self.late.late + self.dead.late
         self._count_surveyed(rows, late, flagged)
         for counted in (self.released.counts, self.dead.counts, self.late.counts):
             rows.update(counted)
-        dropped, late_by_output = Counter[str](), Counter[str]()
+        dropped = Counter[str]()
+        late_by_output = Counter[str]()
         for (source, output, reason, is_dropped), missed in late.items():
             for name in name_late_counts(output, reason, dropped=is_dropped):
                 rows[source, name] += missed
@@ -113,15 +114,17 @@ class EpochOutputs:
                 dropped[reason] += missed
             else:
                 late_by_output[output] += missed
-        per_source, totals = dict[str, dict[str, int]](), Counter[str]()
+        per_source = dict[str, dict[str, int]]()
+        totals = Counter[str]()
         for (source, name), number in sorted(rows.items()):
             if number:  # zeros stay out of the manifest; a count below zero is shown as it is
                 per_source.setdefault(source, {})[name] = number
                 totals[name] += number
-        results = Counter(
-            {name: sum(ref.rows for ref in own.results) for name, own in self.windows.items()}
-        )
-        overflowed = Counter({name: window.overflowed for name, window in self.windows.items()})
+        results = Counter[str]()
+        overflowed = Counter[str]()
+        for name, window in self.windows.items():
+            results[name] = sum(ref.rows for ref in window.results)
+            overflowed[name] = window.overflowed
         return EpochCounters(
             **{name: totals[name] for name in _TOTALS},
             retained_before=buffered_before,
@@ -156,10 +159,14 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
 
     Without ``release.glom`` nothing is written, and no state stays.
     """
-    options, before = epoch.spec.release.glom, epoch.live_segments(GLOM_KIND)
+    options = epoch.spec.release.glom
+    before = epoch.live_segments(GLOM_KIND)
     if options is None:
         return MergedState()
-    group = _load_open_group(epoch, before)
+    group = EventGroup()
+    if before:
+        (known,) = epoch.files.read_segment(before[0]).to_pylist()
+        group = EventGroup(**known)
     order = BuildOrder(
         options,
         epoch.spec.event_time_column,
@@ -185,9 +192,3 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
     group_row = pa.Table.from_pylist([asdict(answer.group)])
     state = epoch.files.write_segment(GLOM_KIND, group_row, None, {})
     return MergedState(answer.files, state, state)
-
-
-def _load_open_group(epoch: EpochContext, segments: list[FileRef]) -> EventGroup:
-    if not segments:
-        return EventGroup()
-    return EventGroup(**epoch.files.read_segment(segments[0]).to_pylist()[0])

@@ -83,7 +83,7 @@ class _EvaluatedPieces(KeptRows):
 class _Folded:
     """What a second task says: of the rows, how many came, and what their readers said."""
 
-    said: _Said
+    answer: UnitAnswer
     rows: int
     readers: list[_Said]
 
@@ -92,7 +92,7 @@ def run_expression_job(
     sessions: SparkSessions,
     order: ReadOrder,
     units: list[ReadUnit],
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None,
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Do what `python_tasks.run_read_job` does, with Spark SQL between reading and folding.
 
@@ -216,11 +216,13 @@ def _join_answers(
     Raises:
         PoisonError: an answer did not arrive, or rows were lost between the two.
     """
-    folded = {one.said[0].number: one for one in found}
+    folded = {one.answer.number: one for one in found}
     is_complete = folded.keys() == {unit.number for unit in units}
-    tasks, answers = list[dict[str, Any]](), []
+    tasks = list[dict[str, Any]]()
+    answers = []
     for one in folded.values():
-        answer, readers = one.said[0], one.readers
+        answer = one.answer
+        readers = one.readers
         is_complete = is_complete and one.rows == sum(read.rows for read, _ in readers)
         is_complete = is_complete and (_is_cut_short(answer) or answer.rows == one.rows)
         for read, report in readers:
@@ -290,13 +292,13 @@ def _fold_units(
     place = places[number]
     unit: ReadUnit = _pickle.loads(units[place])
     for reading in fold_in_batches(order, unit, rows):
-        said = reading.answer, reading.report
+        answer = reading.answer
         for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
             yield make_row(place, KEPT, piece.data.to_pybytes())
     for _ in rows:  # what no batch has asked for
         pass
-    answer = _Folded(said, rows.count, rows.readers)
-    yield make_row(place, ANSWER, _pickle.dumps(answer))
+    folded = _Folded(answer, rows.count, rows.readers)
+    yield make_row(place, ANSWER, _pickle.dumps(folded))
 
 
 class _ReadRows:
@@ -304,7 +306,8 @@ class _ReadRows:
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
-        self.count, self.readers = 0, list[_Said]()
+        self.count = 0
+        self.readers = list[_Said]()
 
     def find_piece(self) -> int | None:
         """The number of one piece of the unit; None without any row."""

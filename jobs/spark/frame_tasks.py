@@ -88,7 +88,7 @@ def run_read_job(
     sessions: SparkSessions,
     order: ReadOrder,
     units: list[ReadUnit],
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None,
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Do what `python_tasks.run_read_job` does.
 
@@ -174,8 +174,7 @@ def map_in_workers(
 ) -> DataFrame:
     """Return what tasks make of rows; each worker has to have the driver's packages."""
     checked = partial(_run_with_driver_packages, describe_versions(), body)
-    found: DataFrame = rows.mapInArrow(checked, schema)
-    return found
+    return rows.mapInArrow(checked, schema)
 
 
 def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
@@ -227,7 +226,7 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
 def _write_unit_rows(packed: bytes, batches: _Batches) -> _Batches:
     order, firsts = _pickle.loads(packed)
     for unit, pieces in _group_pieces(batches):
-        yield _make_answer(write_unit_events(order, firsts, unit, pieces))
+        yield from make_answers([write_unit_events(order, firsts, unit, pieces)])
 
 
 def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
@@ -242,20 +241,20 @@ def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
 
 
 def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
-    yield from _make_answers(write_targets(_pickle.loads(packed), _read_shipped(batches)))
+    yield from make_answers(write_targets(_pickle.loads(packed), _read_shipped(batches)))
 
 
 def _write_all(packed: bytes, batches: _Batches) -> _Batches:
     order: RangesOrder = _pickle.loads(packed)
     pieces = chain.from_iterable(own for _, own in _group_pieces(batches))
-    yield from _make_answers(write_share(order, 0, pieces))
+    yield from make_answers(write_share(order, 0, pieces))
 
 
 def _run_body(
     body: Callable[[Iterable[Any]], Iterator[Any]], items: list[bytes], batches: _Batches
 ) -> _Batches:
     own = [_pickle.loads(items[place]) for place in _list_units(batches)]
-    yield from _make_answers(body(own))
+    yield from make_answers(body(own))
 
 
 def _import_kernel(
@@ -312,16 +311,14 @@ def _read_shipped(batches: _Batches) -> Iterator[Shipped]:
 def _read_rows(batches: _Batches) -> Iterator[tuple[int, str, pa.Buffer]]:
     for batch in batches:
         for row in range(batch.num_rows):
-            unit, kind = batch["unit"][row].as_py(), batch["kind"][row].as_py()
+            unit = batch["unit"][row].as_py()
+            kind = batch["kind"][row].as_py()
             yield unit, kind, batch["data"][row].as_buffer()
 
 
-def _make_answers(answers: Iterable[Any]) -> _Batches:
-    return map(_make_answer, answers)
-
-
-def _make_answer(answer: Any) -> pa.RecordBatch:
-    return make_row(0, ANSWER, _pickle.dumps(answer))
+def make_answers(answers: Iterable[Any]) -> _Batches:
+    """Rows with what a task says."""
+    return (make_row(0, ANSWER, _pickle.dumps(answer)) for answer in answers)
 
 
 def make_row(unit: int, kind: str, data: bytes) -> pa.RecordBatch:

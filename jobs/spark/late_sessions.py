@@ -44,7 +44,15 @@ def read_late_rows(
     check_answers(spec, again)
     answers = list(scans.answers)
     for place, answer in zip(places, again, strict=True):
-        answers[place] = _replace_late_rows(answers[place], answer)
+        known = answers[place]
+        answers[place] = replace(
+            known,
+            late_files=answer.late_files,
+            footers=known.footers | answer.footers,
+            late=answer.late,
+            late_counts=answer.late_counts,
+            late_refused=answer.late_refused,
+        )
     return replace(scans, answers=answers)
 
 
@@ -65,14 +73,3 @@ def _has_rows_of(scans: TaskScans, answer: UnitAnswer, gone: Mapping[str, pa.Tab
         if found.limit(1).toArrow().num_rows:
             return True
     return False
-
-
-def _replace_late_rows(answer: UnitAnswer, again: UnitAnswer) -> UnitAnswer:
-    return replace(
-        answer,
-        late_files=again.late_files,
-        footers=answer.footers | again.footers,
-        late=again.late,
-        late_counts=again.late_counts,
-        late_refused=again.late_refused,
-    )

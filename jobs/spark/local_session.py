@@ -47,7 +47,8 @@ class LocalAccumulator:
     """Adds at once."""
 
     def __init__(self, value: Any, kind: Any) -> None:
-        self.value, self._kind = value, kind
+        self.value = value
+        self._kind = kind
 
     def add(self, value: Any) -> None:
         """Add what a task has found."""
@@ -58,8 +59,10 @@ class LocalRows:
     """An RDD; it is computed when it is asked for, and kept if it is to be."""
 
     def __init__(self, compute: Callable[[], list[list[Any]]], parts: int) -> None:
-        self._compute, self._parts = compute, parts
-        self._keeps, self._kept = False, list[list[Any]]()
+        self._compute = compute
+        self._parts = parts
+        self._keeps = False
+        self._kept = list[list[Any]]()
 
     def mapPartitions(self, body: Callable[[Iterator[Any]], Iterable[Any]]) -> LocalRows:  # noqa: N802
         """Call the body of a task for each partition."""
@@ -96,7 +99,8 @@ class LocalRows:
 
     def unpersist(self) -> None:
         """Forget it."""
-        self._keeps, self._kept = False, []
+        self._keeps = False
+        self._kept = []
 
     @property
     def _jrdd(self) -> LocalRows:

@@ -33,7 +33,9 @@ class LostWorkers:
     """
 
     def __init__(self, pipeline: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pipeline, self._clock, self._lock = pipeline, clock, threading.Lock()
+        self._pipeline = pipeline
+        self._clock = clock
+        self._lock = threading.Lock()
         # Kind -> work that lost its executors -> how often, and when it did first.
         self._lost: dict[str, dict[str, tuple[int, float]]] = {}
 

@@ -37,7 +37,8 @@ def require_shared_store(sessions: SparkSessions, spec: PipelineSpec, store: Sto
         try:
             answers = runner.run_small_job(sessions, write_probes, paths)
         except SPARK_ERRORS as error:
-            what, sign = f"{spec.name}: the first tasks", extract_cause(error)
+            what = f"{spec.name}: the first tasks"
+            sign = extract_cause(error)
             raise EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign) from error
         for path, host, failure in answers:
             cause = failure or _find_difference(store, keys[paths.index(path)], host)

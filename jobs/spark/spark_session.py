@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.errors import ErrorDefinition, PoisonError, TidegateError, TransientError
+from tidegate.errors import PoisonError, TidegateError, TransientError
 from tidegate.jobs.rows.stored_partials import RESULT_BYTES
 from tidegate.jobs.rules.native_support import (
     explain_spark_aggregates,
@@ -66,18 +66,14 @@ def open_session(spec: PipelineSpec) -> SparkSession:
     python = spec.spark.conf.get("spark.pyspark.python", sys.executable)
     os.environ.setdefault("PYSPARK_PYTHON", python)
     spark = add_connector_jars(spec)
-    if _is_evaluated_by_spark(spec):
+    # Spark SQL is known to evaluate all rows of a source or of a window.
+    if explain_unproven_expressions(spec) or explain_spark_aggregates(spec):
         if spark.jvm == "auto" and runs_on_one_host(spark):
             spark = spark.model_copy(update={"jvm": "throughput"})
     elif spark.jvm != "throughput" and not is_submitted():
         conf = {_EXECUTOR_OPTIONS: QUICK_COMPILING, **spark.conf}
         spark = spark.model_copy(update={"conf": conf})
     return start_classic_session(spark, spec.name)
-
-
-def _is_evaluated_by_spark(spec: PipelineSpec) -> bool:
-    """Whether Spark SQL is known to evaluate all rows of a source or of a window."""
-    return (explain_unproven_expressions(spec) or explain_spark_aggregates(spec)) is not None
 
 
 def start_classic_session(spark: SparkSpec, name: str) -> SparkSession:
@@ -150,7 +146,8 @@ class SparkSessions:
     """
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
-        self._start, self._lock = start, Lock()
+        self._start = start
+        self._lock = Lock()
         self._found: SparkSession | None = None
 
     @property
@@ -188,7 +185,8 @@ def locate_class_archive() -> Path | None:
 
     None without a Java.
     """
-    java, environment = _find_java(), os.environ
+    java = _find_java()
+    environment = os.environ
     if java is None:
         return None
     known = java.stat()
@@ -301,15 +299,12 @@ def detect_large_results(pipeline: str, error: BaseException) -> PoisonError | N
 def detect_lost_executors(
     what: str,
     error: BaseException,
-    definition: ErrorDefinition = EXECUTORS_LOST,
     pipeline: str | None = None,
 ) -> TransientError | None:
     """Return the error for a job that lost its executors or their Python; None for other causes.
 
     `what` names the pipeline, or the source that was read.
     """
-    found = lines(error)
-    sign = next(
-        (sign for sign in _LOST_EXECUTOR_SIGNS if any(sign in line for line in found)), None
-    )
-    return None if sign is None else definition(pipeline=pipeline, what=what, sign=sign)
+    text = "\n".join(lines(error))
+    sign = next((sign for sign in _LOST_EXECUTOR_SIGNS if sign in text), None)
+    return None if sign is None else EXECUTORS_LOST(pipeline=pipeline, what=what, sign=sign)

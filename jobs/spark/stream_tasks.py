@@ -22,7 +22,7 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -70,7 +70,6 @@ from tidegate.jobs.streams.reducers import (
 from tidegate.jobs.streams.row_dispatch import (
     DispatchedRows,
     DispatchWork,
-    NamedReducerRunner,
     RowDispatch,
     find_unknown_start,
     list_earlier_rows,
@@ -91,7 +90,6 @@ from .spark_session import (
     SPARK_ERRORS,
     SparkSessions,
     detect_large_results,
-    detect_lost_executors,
     extract_cause,
     find_carried_error,
     runs_on_one_host,
@@ -151,6 +149,16 @@ class _FoldedGroups:
 
 
 @dataclass(frozen=True)
+class _Group:
+    """One group of the keys of a reducer's batch; `before` is the position at which it ends."""
+
+    name: str
+    number: int
+    groups: int
+    before: int | None
+
+
+@dataclass(frozen=True)
 class _StreamOrder:
     """What a task needs to dispatch.
 
@@ -161,6 +169,7 @@ class _StreamOrder:
         folders: where they and other files lie, if the task sees the driver's disk.
         least: rows of a batch that groups fold.
         grouped: reducer -> what was folded already.
+        group: the task folds this group and does nothing else.
     """
 
     work: DispatchWork
@@ -172,17 +181,7 @@ class _StreamOrder:
     folders: tuple[Path, ...]
     least: int
     grouped: Mapping[str, _FoldedGroups] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _GroupOrder:
-    """One group of a reducer's batch; `before` is the position at which the batch ends."""
-
-    order: _StreamOrder
-    name: str
-    group: int
-    groups: int
-    before: int | None
+    group: _Group | None = None
 
 
 @dataclass
@@ -190,27 +189,17 @@ class _StreamAnswer:
     """What a task says of an epoch's rows.
 
     Attributes:
+        number: of its group.
         large: the reducer whose batch is for groups, and the rows of the batch.
-        earlier: what reducers before it gave.
+        folded: what its group gave, or the reducers before the large one.
     """
 
+    number: int = 0
     report: TaskReport | None = None
     done: DispatchedRows | None = None
     large: tuple[str, int] | None = None
-    earlier: dict[str, _FoldedGroups] = field(default_factory=dict)
+    folded: dict[str, _FoldedGroups] = field(default_factory=dict)
     time_before: tuple[int, int | None] = (0, None)
-    error: TidegateError | None = None
-
-
-@dataclass
-class _GroupAnswer:
-    """What a task says of one group of a batch."""
-
-    group: int
-    tables: _Tables = field(default_factory=dict)
-    failure: FoldFailure | None = None
-    digest: _Digest | None = None
-    report: TaskReport | None = None
     error: TidegateError | None = None
 
 
@@ -273,11 +262,13 @@ class TaskDispatcher:
             least=self.least,
         )
         try:
-            while (answer := self._move_rows(order)).large is not None:
-                order = replace(order, grouped={**order.grouped, **answer.earlier})
+            [answer] = self._run_job("streams", [order])
+            while answer.large is not None:
                 name, rows = answer.large
+                order = replace(order, grouped={**order.grouped, **answer.folded})
                 folded = self._fold_in_groups(order, name, rows)
                 order = replace(order, grouped={**order.grouped, name: folded})
+                [answer] = self._run_job("streams", [order])
         except Exception:
             # What the tasks of a failed job have stored is in no answer.
             delete_left_tables(self.store, work.folders, _FOLDS)
@@ -291,13 +282,6 @@ class TaskDispatcher:
         note_footers(self.store, answer.done.footers)
         return answer.done
 
-    def _move_rows(self, order: _StreamOrder) -> _StreamAnswer:
-        [answer] = self._run_job(move_rows_in_task, [order])
-        files = answer.done.files.values() if answer.done else ()
-        written = [ref for own in files for ref in own]
-        self._log_tasks("streams", order, [(written, answer.report)])
-        return answer  # type: ignore[no-any-return]
-
     def _fold_in_groups(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
         """Have the batch of a reducer, of so many rows, folded by groups of keys."""
         at_a_time = max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
@@ -305,77 +289,77 @@ class TaskDispatcher:
         stopped: FoldFailure | None = None
         while True:
             before = None if stopped is None else stopped.position
-            orders = [_GroupOrder(order, name, group, groups, before) for group in range(groups)]
-            answers = sorted(self._run_job(fold_in_task, orders), key=lambda one: one.group)
-            self._log_tasks("fold", order, [((), one.report) for one in answers])
-            failures = [one.failure for one in answers if one.failure is not None]
-            tables = [one.tables for one in answers]
+            orders = [
+                replace(order, group=_Group(name, number, groups, before))
+                for number in range(groups)
+            ]
+            answers = self._run_job("fold", orders)
+            parts = [answer.folded[name] for answer in answers]
+            failures = [one.failure for one in parts if one.failure is not None]
+            tables = [own for one in parts for own in one.tables]
             if not failures:
-                digests = {one.digest for one in answers}
-                return _FoldedGroups(tables, stopped, digests.pop() if len(digests) == 1 else None)
+                digests = {one.digest for one in parts}
+                digest = digests.pop() if len(digests) == 1 else None
+                return _FoldedGroups(tables, stopped, digest)
             self._delete_stored(tables)
             # Groups do not know of each other's failures, so the rows before the first one are
             # folded again. Fewer rows may fail earlier only if a reducer is not deterministic.
             stopped = min(failures, key=lambda failure: failure.position)
 
-    def _run_job(self, body: Any, orders: list[Any]) -> list[Any]:
-        """Return what a task for each order answers."""
+    def _run_job(self, job: str, orders: list[_StreamOrder]) -> list[_StreamAnswer]:
+        """Return what a task for each order answers, group by group, and log the tasks."""
+        answers = self._run_tasks(move_rows_in_task, orders)
+        answers.sort(key=lambda answer: answer.number)
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        slot = orders[0].work.folders.attempt.slot
+        tasks = [_describe_task(answer) for answer in answers]
+        _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
+        return answers
+
+    def _run_tasks(self, body: Callable[..., Any], items: list[Any]) -> list[Any]:
+        runner = choose_runner(self.sessions.full)
+        name = self.spec.name
         try:
-            answers = choose_runner(self.sessions.full).run_small_job(self.sessions, body, orders)
+            return runner.run_small_job(self.sessions, body, items)
         except SPARK_ERRORS as error:
-            name = self.spec.name
             raise (
                 find_carried_error(error)
                 or detect_large_results(name, error)
                 or self._lost.judge("the streams", error)
                 or STREAMS_FAILED(pipeline=name, cause=extract_cause(error))
             ) from error
-        for answer in answers:
-            if answer.error is not None:
-                raise answer.error
-        return answers
 
     def _require_reducers(self, functions: list[str]) -> None:
         """Have a task import the reducers, so that one that it cannot import ends the start."""
         load = partial(load_in_task, self._code, self._folders)
-        runner, name = choose_runner(self.sessions.full), self.spec.name
-        try:
-            answers = runner.run_small_job(self.sessions, load, [functions])
-        except SPARK_ERRORS as error:
-            lost = detect_lost_executors("the streams", error, pipeline=name)
-            raise lost or STREAMS_FAILED(pipeline=name, cause=extract_cause(error)) from error
-        for function, cause in answers:
-            raise REDUCER_NOT_ON_HOSTS(pipeline=name, function=function, cause=cause)
+        for function, cause in self._run_tasks(load, [functions]):
+            raise REDUCER_NOT_ON_HOSTS(pipeline=self.spec.name, function=function, cause=cause)
 
     def _delete_stored(self, tables: list[_Tables]) -> None:
         found = [table for group in tables for table in group.values()]
         delete_tables(self.store, [one for one in found if isinstance(one, StoredTable)])
 
-    def _log_tasks(
-        self, job: str, order: _StreamOrder, reports: Iterable[tuple[Iterable[Any], Any]]
-    ) -> None:
-        tasks = [
-            {
-                "task": task,
-                "rows": sum(ref.rows for ref in written),
-                "bytes": sum(ref.bytes for ref in written),
-                **report.describe(),
-            }
-            for task, (written, report) in enumerate(reports)
-        ]
-        slot = order.work.folders.attempt.slot
-        _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
+
+def _describe_task(answer: _StreamAnswer) -> dict[str, Any]:
+    """Return what the log says of a task."""
+    assert answer.report is not None  # noqa: S101 - each task reports
+    files = answer.done.files.values() if answer.done else ()
+    written = [ref for own in files for ref in own]
+    return {
+        "task": answer.number,
+        "rows": sum(ref.rows for ref in written),
+        "bytes": sum(ref.bytes for ref in written),
+        **answer.report.describe(),
+    }
 
 
 # The bodies of tasks
 
 
-class _LargeBatch(Exception):  # noqa: N818 - not an error: groups fold it
-    """The batch of a reducer is for groups: its name, and the rows of the batch."""
-
-
-class _GroupFolded(Exception):  # noqa: N818 - not an error: the task has what it was for
-    """A group is folded."""
+class _TaskEnded(Exception):  # noqa: N818 - not an error: the answer has what the task was for
+    """The task met the batch of its group, or one that is for groups."""
 
 
 def load_in_task(
@@ -393,41 +377,17 @@ def load_in_task(
 
 
 def move_rows_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
-    """The body of a task that dispatches the rows of an epoch."""
+    """The body of a task that dispatches the rows of an epoch, or folds a group of a batch."""
     prepare_worker()
     for order in orders:
-        begun, answer = time.process_time(), _StreamAnswer()
-        folded: dict[str, tuple[Any, FoldedBatch]] = {}
+        begun = time.process_time()
+        answer = _StreamAnswer()
+        if order.group is not None:
+            answer.number = order.group.number
         try:
             _allow_code(order.code, order.folders)
-            reader = _open_reader(order)
-            run = partial(_fold_or_give_up, order, folded)
-            answer.done = _open_dispatch(order, reader, run).dispatch_rows()
-            answer.time_before = reader.time_before
-        except _LargeBatch as large:
-            answer.large = large.args
-            answer.earlier = {
-                name: _FoldedGroups(
-                    [_send_batch(order, name, 0, batch)], batch.failure, _compute_digest(rows)
-                )
-                for name, (rows, batch) in folded.items()
-            }
-        except TidegateError as error:
-            answer.error = error
-        answer.report = TaskReport.measure_since(begun)
-        yield answer
-
-
-def fold_in_task(orders: Iterable[_GroupOrder]) -> Iterator[_GroupAnswer]:
-    """The body of a task that folds one group of keys of a batch."""
-    prepare_worker()
-    for order in orders:
-        begun, answer = time.process_time(), _GroupAnswer(order.group)
-        try:
-            _allow_code(order.order.code, order.order.folders)
-            run = partial(_fold_group, order, answer)
-            _open_dispatch(order.order, _open_reader(order.order), run).dispatch_rows()
-        except _GroupFolded:
+            _move_rows(order, answer)
+        except _TaskEnded:
             pass
         except TidegateError as error:
             answer.error = error
@@ -435,20 +395,18 @@ def fold_in_task(orders: Iterable[_GroupOrder]) -> Iterator[_GroupAnswer]:
         yield answer
 
 
-def _open_reader(order: _StreamOrder) -> HistoryReader:
-    spec, store = order.work.spec, open_task_store(order.store)
-    published = partial(read_positions, spec, store)
-    return HistoryReader(store, spec.event_time_column, published, order.time_before)
-
-
-def _open_dispatch(
-    order: _StreamOrder, reader: HistoryReader, run: NamedReducerRunner
-) -> RowDispatch:
+def _move_rows(order: _StreamOrder, answer: _StreamAnswer) -> None:
+    spec = order.work.spec
     store = open_task_store(order.store)
+    published = partial(read_positions, spec, store)
+    reader = HistoryReader(store, spec.event_time_column, published, order.time_before)
     history = LocatedHistory(reader, order.located, order.last_time)
-    states = _open_states(order.store, order.work.spec.name)
+    states = _open_states(order.store, spec.name)
+    folder = _BatchFolder(order, answer, store)
     suffix = f"-{uuid4().hex[:12]}"
-    return RowDispatch(order.work, store, history, states, run, suffix)
+    dispatch = RowDispatch(order.work, store, history, states, folder.fold_batch, suffix)
+    answer.done = dispatch.dispatch_rows()
+    answer.time_before = reader.time_before
 
 
 @cache
@@ -457,69 +415,82 @@ def _open_states(url: str, _pipeline: str) -> ReducerStateStore:
     return ReducerStateStore(open_task_store(url))
 
 
-def _fold_or_give_up(
-    order: _StreamOrder,
-    folded: dict[str, tuple[Any, FoldedBatch]],
-    name: str,
-    reducer: Reducer,
-    rows: Any,
-    states: ReducerStates,
-) -> FoldedBatch:
-    """Fold a batch and note it in `folded`, unless it is for groups or was folded already."""
-    if name in order.grouped:
-        found = order.grouped[name]
-        if found.digest != _compute_digest(rows):
-            first = rows.slice(0, 1).to_pylist()[0]
-            failure = FoldFailure(first["position"], first["_id"], _OTHER_ROWS)
-            return FoldedBatch(failure=failure)
-        return found.read_batch(open_task_store(order.store))
-    # Without keys it is one sequence, which no second task can help with.
-    if reducer.keys and rows.num_rows >= order.least:
-        raise _LargeBatch(name, rows.num_rows)
-    batch = fold_batch(reducer, rows, states)
-    folded[name] = (rows, batch)
-    return batch
+@dataclass(frozen=True)
+class _BatchFolder:
+    """Folds the batches that a task meets; its answer gets what groups have to know.
+
+    Attributes:
+        met: reducer -> its batch, and what came of it.
+    """
+
+    order: _StreamOrder
+    answer: _StreamAnswer
+    store: Store
+    met: dict[str, tuple[Any, FoldedBatch]] = field(default_factory=dict)
+
+    def fold_batch(
+        self, name: str, reducer: Reducer, rows: Any, states: ReducerStates
+    ) -> FoldedBatch:
+        """Fold a batch, unless it is for groups or was folded already."""
+        group = self.order.group
+        if group is not None and name == group.name:
+            batch = _fold_group(group, reducer, rows, states)
+            self._note_batch(name, rows, batch)
+            raise _TaskEnded
+        if name in self.order.grouped:
+            return self._read_groups(self.order.grouped[name], rows)
+        # Without keys it is one sequence, which no second task can help with.
+        if group is None and reducer.keys and rows.num_rows >= self.order.least:
+            self.answer.large = name, rows.num_rows
+            for earlier, found in self.met.items():
+                self._note_batch(earlier, *found)
+            raise _TaskEnded
+        batch = fold_batch(reducer, rows, states)
+        self.met[name] = rows, batch
+        return batch
+
+    def _read_groups(self, groups: _FoldedGroups, rows: Any) -> FoldedBatch:
+        if groups.digest == _compute_digest(rows):
+            return groups.read_batch(self.store)
+        first = rows.slice(0, 1).to_pylist()[0]
+        failure = FoldFailure(first["position"], first["_id"], _OTHER_ROWS)
+        return FoldedBatch(failure=failure)
+
+    def _note_batch(self, name: str, rows: Any, batch: FoldedBatch) -> None:
+        """Answer with what a batch gave; large tables go by way of the store."""
+        tables = {**batch.sent, _STATES: build_states_table(batch.states)}
+        folders = self.order.work.folders
+        stem = f"{_FOLDS}{name}"
+        sent = {
+            to: send_table(self.store, folders, stem, self.answer.number, table)
+            for to, table in tables.items()
+        }
+        self.answer.folded[name] = _FoldedGroups(
+            tables=[sent],
+            failure=batch.failure,
+            digest=_compute_digest(rows),
+        )
 
 
-def _fold_group(
-    mine: _GroupOrder,
-    answer: _GroupAnswer,
-    name: str,
-    reducer: Reducer,
-    rows: Any,
-    states: ReducerStates,
-) -> FoldedBatch:
+def _fold_group(group: _Group, reducer: Reducer, rows: Any, states: ReducerStates) -> FoldedBatch:
     """Fold the rows of one group; reducers before it are folded already."""
-    if name != mine.name:
-        return _fold_or_give_up(mine.order, {}, name, reducer, rows, states)
-    answer.digest = _compute_digest(rows)
-    if mine.before is not None:
-        rows = rows.filter(pc.less(rows["position"], mine.before))
-    folded = prepare_arguments(reducer, rows) if rows.num_rows else FoldedBatch()
-    if not isinstance(folded, FoldedBatch):
-        groups = assign_key_numbers(rows, reducer) % mine.groups
-        group_rows = folded.filter(pa.array(groups == mine.group))
-        folded = fold_prepared_rows(reducer, group_rows, states)
-    answer.failure = folded.failure
-    if folded.failure is None:
-        answer.tables = _send_batch(mine.order, name, mine.group, folded)
-    raise _GroupFolded
-
-
-def _send_batch(order: _StreamOrder, name: str, group: int, batch: FoldedBatch) -> _Tables:
-    """Return what a batch gave; large tables go by way of the store."""
-    store, folders = open_task_store(order.store), order.work.folders
-    tables = {**batch.sent, _STATES: build_states_table(batch.states)}
-    return {
-        to: send_table(store, folders, f"{_FOLDS}{name}", group, table)
-        for to, table in tables.items()
-    }
+    if group.before is not None:
+        rows = rows.filter(pc.less(rows["position"], group.before))
+    if not rows.num_rows:
+        return FoldedBatch()
+    ready = prepare_arguments(reducer, rows)
+    if isinstance(ready, FoldedBatch):
+        return ready
+    numbers = assign_key_numbers(rows, reducer) % group.groups
+    own = ready.filter(pa.array(numbers == group.number))
+    return fold_prepared_rows(reducer, own, states)
 
 
 def _compute_digest(rows: Any) -> _Digest:
     """Return the digest of the rows of a batch."""
     names = ", ".join(map(quote_name, rows.column_names))
-    hashes = compute_columns(rows, f"hash({names}) AS h")["h"].to_numpy()
+    columns = compute_columns(rows, f"hash({names}) AS h")
+    hashes = columns["h"].to_numpy()
     return rows.num_rows, int(np.bitwise_xor.reduce(hashes, initial=0))
 
 

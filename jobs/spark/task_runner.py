@@ -23,7 +23,7 @@ class TaskRunner(Protocol):
         sessions: SparkSessions,
         order: ReadOrder,
         units: list[ReadUnit],
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None,
     ) -> tuple[list[UnitAnswer], KeptRows | None]: ...
 
     def run_events_job(
@@ -44,10 +44,10 @@ class TaskRunner(Protocol):
     def start_workers(
         self,
         session: SparkSession,
-        variables: Mapping[str, str] | None = None,
-        libraries: Sequence[str] = (),
-        sample: StoreSample | None = None,
-        spec: PipelineSpec | None = None,
+        variables: Mapping[str, str],
+        libraries: Sequence[str],
+        sample: StoreSample,
+        spec: PipelineSpec,
     ) -> None: ...
 
 

@@ -55,7 +55,9 @@ def run_in_task(store: str, works: Iterable[RowWork]) -> Iterator[WorkAnswer]:
     """
     prepare_worker()
     for work in works:
-        begun, value, error = time.process_time(), None, None
+        begun = time.process_time()
+        value = None
+        error = None
         try:
             value = work(open_task_store(store))
         except Exception as raised:

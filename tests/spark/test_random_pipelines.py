@@ -234,7 +234,7 @@ def test_numpy_surveys_plain_points_as_duckdb_does() -> None:
     source = spec.sources["a"]
     cast = cast_to_declared(DuckFrame.from_table(rows), source, {"t": str(time)})
     frame = add_positions(cast, spec, Cut((Slice(Member("a"), 0, 5),)))
-    duckdb = slice_scan.select_surveyed(frame, {0: source}, []).toArrow()
+    duckdb = slice_scan.select_surveyed(frame, source, []).toArrow()
     numpy = slice_scan.select_plain_points(rows, "t")
     assert slice_scan.has_plain_points(source, rows)
     assert numpy.drop_columns("_end").equals(

@@ -26,7 +26,6 @@ from tests.streams.support import World, streams_spec
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.errors import ConfigurationError, TidegateError
 from tidegate.jobs.rows.stored_partials import encode_table, store_table
-from tidegate.jobs.rows.task_report import TaskReport
 from tidegate.jobs.sinks.output_tables import build_table_schema
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
@@ -407,12 +406,11 @@ def test_a_failed_job_leaves_no_tables_of_its_tasks(
 
     store, stored = LocalStore(tmp_path), list[str]()
 
-    def lose_executor(_: Any, body: Any, orders: list[Any]) -> list[Any]:
-        if body is stream_tasks.move_rows_in_task:
-            report = TaskReport.measure_since(0.0)
-            return [stream_tasks._StreamAnswer(report, large=("r", 9))]
+    def lose_executor(_: Any, job: str, orders: list[Any]) -> list[Any]:
+        if job == "streams":
+            return [stream_tasks._StreamAnswer(large=("r", 9))]
         table = encode_table(pa.table({"k": ["a"]}))
-        stored.append(store_table(store, orders[0].order.work.folders, "fold-r", 0, table).key)
+        stored.append(store_table(store, orders[0].work.folders, "fold-r", 0, table).key)
         raise STREAMS_FAILED(pipeline="p", cause="an executor is gone")
 
     def make(bench: Bench, history: LogHistory) -> DispatchRunner:
