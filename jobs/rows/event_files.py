@@ -90,7 +90,7 @@ class EventsOrder:
         store: address of the pipeline's store.
         section: of the rows of the epoch.
         members: index of a slice -> whose rows they are.
-        kept: unit -> rows that its task has kept.
+        kept: unit -> rows that its task has kept; not of those that are written at once.
     """
 
     spec: PipelineSpec
@@ -202,9 +202,12 @@ def assign_first_positions(
 def write_read_events(order: EventsOrder, unit: ReadUnit, kept: pa.Table) -> FileAnswer:
     """Write rows that were just read, at the positions that were planned for them."""
     assert unit.positions is not None  # noqa: S101 - see `ReadUnit`
-    answer = FileAnswer(unit.number)
-    table = _add_members(order, kept)
-    _write_events(answer, order, *_assign_positions(table, dict(unit.positions)))
+    answer, following = FileAnswer(unit.number), dict(unit.positions)
+    files = -(-kept.nbytes // _FILE_BYTES)
+    step = -(-kept.num_rows // max(files, 1))
+    for first in range(0, kept.num_rows, max(step, 1)):
+        table = _add_members(order, kept.slice(first, step).combine_chunks())
+        _write_events(answer, order, *_assign_positions(table, following))
     return answer
 
 

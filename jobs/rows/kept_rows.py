@@ -115,8 +115,8 @@ def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Ta
     return pa.table({**columns, "_slice": slices, "_late": late})
 
 
-def summarize_kept_rows(kept: pa.Table) -> KeptSummary:
-    """Return what the driver has to know of the rows."""
+def summarize_kept_rows(kept: pa.Table, *, with_times: bool = True) -> KeptSummary:
+    """Return what the driver has to know of the rows; their times only for a release in order."""
     counts = zip(*np.unique(kept["_slice"].to_numpy(), return_counts=True), strict=True)
     late = kept["_late"].to_numpy()
     times = kept["_et"].to_numpy()
@@ -124,8 +124,8 @@ def summarize_kept_rows(kept: pa.Table) -> KeptSummary:
         Counter({int(index): int(rows) for index, rows in counts}),
         kept.nbytes,
         int(late.sum()),
-        _sample_times(times[~late]),
-        _sample_times(times[late]),
+        _sample_times(times[~late]) if with_times else [],
+        _sample_times(times[late]) if with_times else [],
     )
 
 

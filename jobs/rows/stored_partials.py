@@ -4,7 +4,7 @@ They are part of a task's answer up to a size: Spark bounds what the tasks of a 
 ones go by way of the store, as objects of the attempt, which the driver deletes after the epoch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -62,9 +62,14 @@ def send_table(
 
 
 def delete_tables(store: Store, tables: Iterable[StoredTable]) -> None:
-    """Delete tables; what a store that is away keeps of them, `gc` removes with the attempt."""
+    """Delete tables, as `delete_objects` does."""
+    delete_objects(store, [table.key for table in tables])
+
+
+def delete_objects(store: Store, keys: Sequence[str]) -> None:
+    """Delete objects; what a store that is away keeps of them, `gc` removes with the attempt."""
     with suppress(TidegateError):
-        map_in_threads(store.delete, [table.key for table in tables], 4)
+        map_in_threads(store.delete, keys, 4)
 
 
 def delete_left_tables(store: Store, folders: AttemptFolders, name: str) -> None:
@@ -74,7 +79,7 @@ def delete_left_tables(store: Store, folders: AttemptFolders, name: str) -> None
     """
     with suppress(TidegateError):
         found = list(store.list_objects(folders.segment_stem(f"partials:{name}")))
-        map_in_threads(store.delete, [one.key for one in found], 4)
+        delete_objects(store, [one.key for one in found])
 
 
 def encode_table(table: pa.Table) -> bytes:

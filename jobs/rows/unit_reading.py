@@ -42,6 +42,7 @@ from tidegate.jobs.rules.duck_frame import (
 )
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.object_decoding import BAD_REASON
+from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import DEAD_LETTERS, EVENTS, LATE, PipelineSpec
 from tidegate.jobs.spec.window_specs import WindowKind
 
@@ -425,10 +426,12 @@ def _fill_answer(
     if epoch.data is None or not order.spec.outputs.events:
         return None
     kept = keep_event_rows(epoch, unit, rows)
-    answer.kept = summarize_kept_rows(kept)
+    is_ordered = order.spec.release.mode is not ReleaseMode.PASS_THROUGH
+    answer.kept = summarize_kept_rows(kept, with_times=is_ordered)
     if unit.positions is None:
         return kept
     if answer.kept.rows == unit.count_rows():
+        require_room()
         members = list_event_members(order.spec, unit)
         events = EventsOrder(order.spec, order.folders, order.store, order.section, members, {})
         answer.events.append(write_read_events(events, unit, kept))

@@ -1,6 +1,7 @@
 """The Mover on Spark: Python tasks read and write the rows (docs/architecture.md, section 2).
 
-Job 1 reads each row once. The driver decides from what its tasks say. Job 2 writes the events.
+Job 1 reads each row once. The driver decides from what its tasks say. Job 2 writes the events,
+where job 1 has not (`early_events`).
 State is merged in the driver while it is small, else by a job of its own.
 """
 
@@ -162,6 +163,7 @@ class SparkMover:
             with self._report_errors():
                 result = _write_outputs(epoch, scans, merging, self._merger)
             self._lost.forget(self._spec.name)
+            self._early.note_epoch(scans.units, scans.answers)
             return result
         finally:
             delete_tables(self._store, merging.list_stored())

@@ -26,7 +26,7 @@ from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
-from tidegate.jobs.rows.stored_partials import SENT_BYTES, StoredTable
+from tidegate.jobs.rows.stored_partials import SENT_BYTES, StoredTable, delete_objects
 from tidegate.jobs.rows.task_support import explain_spark_expressions
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
@@ -34,7 +34,7 @@ from tidegate.jobs.sources.object_inspection import InspectedObject
 from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
-from .early_events import EarlyEvents, have_positions, keep_rows
+from .early_events import EarlyEvents, have_left, have_positions, keep_rows
 from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
@@ -158,11 +158,13 @@ def survey_in_tasks(
             used = order
             answers, kept = read_units(sessions, spec, used, units)
             order = _find_better_order(spec, used, answers)
+            if order is None:
+                check_answers(spec, answers)
+                if have_positions(units) and not have_left(units, answers):
+                    early.note_epoch(units, answers)
+                    units, order = keep_rows(units), used
             if order is not None:
-                continue
-            check_answers(spec, answers)
-            if not early.note_answers(units, answers) and have_positions(units):
-                units, order = keep_rows(units), used
+                _delete_files(store, answers)
     except TidegateError:
         _drop_rows(kept)
         raise
@@ -245,6 +247,16 @@ def _find_better_order(
         return None
     _log.info("rows_evaluated_by_spark_sql", cause=left)
     return replace(order, by_spark=True)
+
+
+def _delete_files(store: Store, answers: list[UnitAnswer]) -> None:
+    """Delete what tasks have written whose rows are read once more."""
+    stored = [part for answer in answers for part in answer.partials.values()]
+    keys = [part.key for part in stored if isinstance(part, StoredTable)]
+    for answer in answers:
+        events = [ref for written in answer.events for ref in written.files]
+        keys += [ref.key for ref in (*answer.late_files, *answer.dead_files, *events)]
+    delete_objects(store, keys)
 
 
 def _drop_rows(kept: KeptRows | None) -> None:

@@ -128,9 +128,10 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
 def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     live = tuple(epoch.live_segments(ORDER_KIND))
     if scans.early_from is not None:
-        _require_positions(epoch, scans.early_from, scans.order.section)
         written = [files for answer in scans.answers for files in answer.events]
-        return _sum_answers(epoch, live, written)
+        released = _sum_answers(epoch, live, written)
+        _require_events(epoch, scans, released)
+        return released
     if scans.kept is None:
         return ReleasedRows(segments=live)
     order = _make_order(epoch, scans)
@@ -140,10 +141,11 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
 
 
-def _require_positions(epoch: EpochContext, first: int, section: int) -> None:
+def _require_events(epoch: EpochContext, scans: TaskScans, released: ReleasedRows) -> None:
     """Refuse a decision by which the events are not what the tasks have written: a defect."""
-    written = first, section, ()
-    decided = epoch.order.next_position, epoch.decision.section, epoch.decision.flagged
+    planned = sum(unit.count_rows().total() for unit in scans.units)
+    written = scans.early_from, released.rows, scans.order.section, ()
+    decided = epoch.order.next_position, planned, epoch.decision.section, epoch.decision.flagged
     if written != decided:
         cause = f"events were written as {written}, not {decided}"
         raise SPARK_FAILED(pipeline=epoch.spec.name, cause=cause)

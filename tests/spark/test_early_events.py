@@ -12,7 +12,7 @@ import pytest
 from tests.spark.agreement import SECOND, Pair, Row, divide_finely, spec_of
 from tests.spark.test_random_pipelines import draw_windows, open_pair
 from tidegate.errors import PoisonError
-from tidegate.jobs.rows import batch_reading
+from tidegate.jobs.rows import batch_reading, event_files
 from tidegate.jobs.spark import early_events, python_tasks
 from tidegate.jobs.spark.early_events import EarlyEvents
 
@@ -87,6 +87,41 @@ def test_rows_that_do_not_leave_are_read_twice_once(tmp_path: Path, jobs: Counte
     assert len(pair.table("dead_letters")) == 1
 
 
+def test_an_epoch_without_rows_says_nothing(tmp_path: Path, jobs: Counter[str]) -> None:
+    """Polls that find no row do not bring the expectation back that all rows leave."""
+    pair = open_events(tmp_path)
+    put_rows(pair, "a", [1, None])
+    pair.run(0)
+    for epoch in range(early_events.WHOLE_EPOCHS):
+        pair.run((epoch + 1) * SECOND)
+    put_rows(pair, "a", [1, None])
+    pair.run(9 * SECOND)
+    assert jobs == {"run_read_job": 2 + early_events.WHOLE_EPOCHS + 1, "run_events_job": 2}
+
+
+def test_files_of_the_first_reading_are_deleted(tmp_path: Path) -> None:
+    """Of an epoch that is read twice, all files in the store are those that it names."""
+    pair = open_events(tmp_path)
+    put_rows(pair, "a", [1, None, 2])
+    put_rows(pair, "b", [1, 2])
+    moved, _ = pair.run(0)
+    named = {ref.key for refs in moved.files.values() for ref in refs}
+    stored = {info.key for info in pair.store.list_objects("spark/") if "/tables/" in info.key}
+    assert stored == named
+
+
+def test_a_large_batch_becomes_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events that are written at once have files of about `_FILE_BYTES`."""
+    monkeypatch.setattr(event_files, "_FILE_BYTES", 100)
+    pair = open_events(tmp_path, sources={"a": {}})
+    put_rows(pair, "a", [*range(9)])
+    moved, _ = pair.run(0)
+    assert len(moved.files["events"]) > 2
+    assert [row["position"] for row in _sort_by_position(pair)] == [*range(9)]
+
+
 def test_a_condition_has_to_let_all_rows_pass_first(tmp_path: Path, jobs: Counter[str]) -> None:
     """With `where` the first epochs have two jobs, until four of them in turn have lost no row."""
     pair = open_events(tmp_path, sources={"a": {"where": "n > 0"}})
@@ -132,7 +167,7 @@ def test_events_at_other_positions_are_refused(tmp_path: Path) -> None:
         return move(name, surveyed, decision)
 
     pair._move = move_from_elsewhere  # type: ignore[method-assign]
-    with pytest.raises(PoisonError, match=r"events were written as \(0, 0, \(\)\), not \(7"):
+    with pytest.raises(PoisonError, match=r"events were written as \(0, 1, 0, \(\)\), not \(7"):
         pair.run(0)
 
 
