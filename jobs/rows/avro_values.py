@@ -1,13 +1,14 @@
-"""Avro messages one at a time: what fastavro and Arrow do not read many at once.
+"""Reads the values of Avro records, by readers that are made once for each schema.
 
-Nested values are JSON texts, in which a record leaves its nulls out. A value of a union of several
-types is a record with one field, `member0` for the first type; numbers of two sizes are one type.
+fastavro checks the schemas. It does not read the records, because it accepts damaged bytes. A
+nested value is a list, or a tuple of names and values: a record leaves its nulls out, and a value
+of a union of several types is a record with one field, `member0` for the first type. Numbers of two
+sizes are one type.
 """
 
 import json
-import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -16,73 +17,91 @@ from typing import Any, Final
 import fastavro
 import numpy as np
 
-from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
-from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.jobs.spec.row_rules import EXACT_BITS, accepts_family, build_text_pattern
-
 from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED
-from .json_messages import list_former_names, list_payload_columns
-from .odd_messages import DeadMessageError
-from .row_texts import write_json
-from .text_values import (
-    TICKS_PER_DAY,
-    cast_text,
-    check_whole_number,
-    find_instant,
-    read_decimal_digits,
-    round_decimal,
-    to_float32,
-)
+from .text_values import check_whole_number
 
-_NO_RECORD: Final = "the message is not a record of the schema"
-_MOST_BYTES_OF_A_NUMBER: Final = 10
+NESTED: Final = "nested"
+_MOST_BITS: Final = 70
+"""Of a number, with those that are no part of it."""
 _PRIMITIVES: Final = frozenset(
     {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 )
-_TICKS: Final = {"millis": 1_000, "micros": 1}
-_FAMILIES: Final = {bool: "bool", int: "int", float: "float", np.float32: "float"} | {
-    Decimal: "decimal",
-    str: "string",
-    bytes: "binary",
+_TIMES: Final = {
+    ("int", "date"): ("date", 1),
+    ("long", "timestamp-millis"): ("instant", 1_000),
+    ("long", "timestamp-micros"): ("instant", 1),
+    ("long", "local-timestamp-millis"): ("local", 1_000),
+    ("long", "local-timestamp-micros"): ("local", 1),
 }
+_FLOAT: Final = struct.Struct("<f")
+_DOUBLE: Final = struct.Struct("<d")
+
+
+class AvroBytes:
+    """The bytes of a message, and how far they are read.
+
+    Raises:
+        EOFError, LookupError, OverflowError: they are no such value.
+    """
+
+    __slots__ = ("_at", "_bytes")
+
+    def __init__(self, body: bytes) -> None:
+        self._bytes, self._at = body, 0
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        begin = self._at
+        self._at = end = begin + size
+        if size < 0 or end > len(self._bytes):
+            raise EOFError
+        return self._bytes[begin:end]
+
+    def read_long(self) -> int:
+        """Return the next number."""
+        byte = self._bytes[self._at]
+        self._at += 1
+        found = byte & 0x7F
+        for place in range(7, _MOST_BITS, 7):
+            if byte < 0x80:
+                break
+            byte = self._bytes[self._at]
+            self._at += 1
+            found |= (byte & 0x7F) << place
+        number = found >> 1 ^ -(found & 1)
+        if byte >= 0x80 or check_whole_number(number, "long") is None:
+            raise OverflowError
+        return number
+
+
+Reader = Callable[[AvroBytes], Any]
 
 
 @dataclass(frozen=True)
-class _Moment:
-    """A time: an instant, or a local one."""
+class AvroField:
+    """How a field of a record is read.
 
-    ticks: int
-    is_local: bool
+    Attributes:
+        kind: a primitive type, `decimal(6,2)`, `nested`, `date` (in days), `instant` or `local`
+            (times in ticks).
+        described: the name of the type in the schema.
+    """
 
-    def __str__(self) -> str:
-        text = str(np.datetime64(self.ticks // 1_000, "ms"))
-        return text if self.is_local else f"{text}Z"
-
-
-@dataclass(frozen=True)
-class _Day:
-    """A date as days since 1970."""
-
-    days: int
-
-    def __str__(self) -> str:
-        return str(np.datetime64(self.days, "D"))
-
-
-@dataclass(frozen=True)
-class AvroSchema:
-    """A schema as fastavro has parsed it; `named` are the types that it defines."""
-
-    record: Any
-    named: Mapping[str, Any]
+    name: str
+    read: Reader
+    kind: str
+    described: str
 
 
 @cache
-def parse_avro_schema(schema: bytes) -> AvroSchema:
-    """Return the schema of a record.
+def parse_avro_schema(schema: bytes) -> Sequence[AvroField]:
+    """Return the fields of a record.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the schema is none of a record.
     """
     try:
         found = json.loads(schema)
@@ -91,137 +110,156 @@ def parse_avro_schema(schema: bytes) -> AvroSchema:
         raise AVRO_NOT_A_RECORD(schema=schema[:200], error=error) from error
     named: dict[str, Any] = {}
     try:
-        return AvroSchema(fastavro.parse_schema(found, named), named)
+        record: Any = fastavro.parse_schema(found, named)
     # fastavro lets the exceptions of damaged schemas through, of any kind.
     except Exception as error:
         raise AVRO_REFUSED(cause=repr(error)[:300]) from error
+    maker = _ReaderMaker(named)
+    return [maker.make_field(field["name"], field["type"]) for field in record["fields"]]
 
 
-def decode_avro(body: bytes, schema: bytes, source: SourceSpec) -> dict[str, Any]:
-    """Return column -> value of a record; what is behind it is ignored.
+class _ReaderMaker:
+    """Makes readers of the types of a schema; `named` are those that it defines."""
 
-    Raises:
-        DeadMessageError: the bytes are no record, or a value does not fit.
-    """
-    parsed = parse_avro_schema(schema)
-    try:
-        record = _BodyReader(body, parsed.named).read_fields(parsed.record)
-    # Of damaged bytes, or of a type whose attributes are none.
-    except (ArithmeticError, EOFError, LookupError, RecursionError, TypeError, ValueError):
-        raise DeadMessageError(_NO_RECORD) from None
-    if all(value is None for value, _ in record.values()):
-        raise DeadMessageError(_NO_RECORD)
-    former = list_former_names(source)
-    row = {}
-    for name, declared in list_payload_columns(source).items():
-        field = name if name in record else former.get(name, name)
-        value, own = record.get(field, (None, ""))
-        row[name] = None if value is None else _convert_value(value, declared, source)
-        if value is not None and row[name] is None:
-            shown = _show_value(value)
-            raise DeadMessageError(f"{name} is {own}, declared {declared}: {shown}")
-    return row
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._records: dict[str, list[tuple[str, Reader]]] = {}
 
+    def make_field(self, name: str, schema: Any) -> AvroField:
+        """Return how a field of this type is read."""
+        try:
+            read, kind = self._make(schema)
+        except TypeError:  # an attribute that is none
+            read, kind = _refuse_value, NESTED
+        return AvroField(name, read, kind, _describe_type(schema))
 
-class _BodyReader:
-    """Reads the values of one message.
-
-    Raises:
-        EOFError, OverflowError, ValueError: the bytes are no such value.
-    """
-
-    def __init__(self, body: bytes, named: Mapping[str, Any]) -> None:
-        self._body, self._at, self._named = body, 0, named
-
-    def read_fields(self, record: Any) -> dict[str, tuple[Any, str]]:
-        """Return field -> value and the name of its type."""
-        return {
-            field["name"]: (self._read(field["type"]), _describe_type(field["type"]))
-            for field in record["fields"]
-        }
-
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if size < 0 or end > len(self._body):
-            raise EOFError
-        taken, self._at = self._body[self._at : end], end
-        return taken
-
-    def _read_long(self) -> int:
-        found = 0
-        for place in range(_MOST_BYTES_OF_A_NUMBER):
-            (byte,) = self._take(1)
-            found |= (byte & 0x7F) << 7 * place
-            if byte < 0x80:
-                return _require_size(found >> 1 ^ -(found & 1), "long")
-        raise OverflowError
-
-    def _read(self, schema: Any) -> Any:
+    def _make(self, schema: Any) -> tuple[Reader, str]:
+        """The reader of a type, and the kind of its values."""
         if isinstance(schema, list):
-            return self._read_union(schema)
+            return self._make_union(schema)
         if isinstance(schema, str):
             schema = {"type": schema} if schema in _PRIMITIVES else self._named[schema]
-        kind = schema["type"]
-        if not isinstance(kind, str) or kind in self._named:
-            return self._read(kind)
-        match kind:
+        own = schema["type"]
+        if not isinstance(own, str) or own in self._named:
+            return self._make(own)
+        match own:
             case "record" | "error":
-                fields = ((f["name"], self._read(f["type"])) for f in schema["fields"])
-                return tuple((name, value) for name, value in fields if value is not None)
+                return self._make_record(schema), NESTED
             case "array":
-                return [self._read(schema["items"]) for _ in self._read_blocks()]
+                read_item = self._make_nested(schema["items"])
+                return lambda data: [read_item(data) for _ in _read_blocks(data)], NESTED
             case "map":
-                items = (
-                    (self._read("string"), self._read(schema["values"]))
-                    for _ in self._read_blocks()
-                )
-                return tuple(dict(items).items())
+                return self._make_map(schema), NESTED
             case "enum":
-                return schema["symbols"][_require_place(self._read_long(), schema["symbols"])]
-        convert = _LOGICAL.get((kind, schema.get("logicalType")), _keep_value)
-        return convert(self._read_leaf(kind, schema), schema)
+                return lambda data: _read_choice(data, schema["symbols"]), "string"
+        return _make_leaf(own, schema)
 
-    def _read_union(self, options: list[Any]) -> Any:
-        chosen = options[_require_place(self._read_long(), options)]
-        value = self._read(chosen)
+    def _make_nested(self, schema: Any) -> Reader:
+        """The reader of a value within another one: times are texts."""
+        read, kind = self._make(schema)
+        is_time = kind in ("date", "instant", "local")
+        return (lambda data: write_time(read(data), kind)) if is_time else read
+
+    def _make_record(self, schema: Any) -> Reader:
+        if schema["name"] not in self._records:
+            # Known before its fields, which may have the record in them.
+            made = self._records[schema["name"]] = []
+            made += [
+                (field["name"], self._make_nested(field["type"])) for field in schema["fields"]
+            ]
+        fields = self._records[schema["name"]]
+
+        def read_record(data: AvroBytes) -> tuple[tuple[str, Any], ...]:
+            """Return names and values."""
+            values = ((name, read(data)) for name, read in fields)
+            return tuple((name, value) for name, value in values if value is not None)
+
+        return read_record
+
+    def _make_map(self, schema: Any) -> Reader:
+        read_value = self._make_nested(schema["values"])
+
+        def read_map(data: AvroBytes) -> tuple[tuple[str, Any], ...]:
+            """Return names and values; of equal names, the last value."""
+            items = ((_read_text(data), read_value(data)) for _ in _read_blocks(data))
+            return tuple(dict(items).items())
+
+        return read_map
+
+    def _make_union(self, options: list[Any]) -> tuple[Reader, str]:
         others = [option for option in options if option != "null"]
-        sizes = {option if isinstance(option, str) else "" for option in others}
-        if chosen == "null" or len(others) == 1 or sizes == {"int", "long"}:
-            return value
+        made = [self._make_member(option, others) for option in options]
+        readers = [read for read, _ in made]
+        kinds = [kind for _, kind in made if kind != "null"]
+        return lambda data: _read_choice(data, readers)(data), next(iter(kinds), NESTED)
+
+    def _make_member(self, option: Any, others: list[Any]) -> tuple[Reader, str]:
+        read, kind = self._make(option)
+        if option == "null" or len(others) == 1:
+            return read, kind
+        sizes = {other if isinstance(other, str) else "" for other in others}
+        if sizes == {"int", "long"}:
+            return read, "long"
         if sizes == {"float", "double"}:
-            return float(value)
-        return ((f"member{others.index(chosen)}", value),)
+            return lambda data: float(read(data)), "double"
+        read_value = self._make_nested(option)
+        name = f"member{others.index(option)}"
+        return lambda data: ((name, read_value(data)),), NESTED
 
-    def _read_blocks(self) -> Any:
-        """Yield once for each item of an array or a map."""
-        while count := self._read_long():
-            if count < 0:
-                self._read_long()  # the bytes of the block
-                count = -count
-            if count > len(self._body):  # of items without a byte
-                raise EOFError
-            for _ in range(count):
-                yield None
 
-    def _read_leaf(self, kind: str, schema: Any) -> Any:
-        match kind:
-            case "null":
-                return None
-            case "boolean":
-                return self._take(1) == b"\1"
-            case "int":
-                return _require_size(self._read_long(), "int")
-            case "long":
-                return self._read_long()
-            case "float":
-                return np.float32(struct.unpack("<f", self._take(4))[0])
-            case "double":
-                return struct.unpack("<d", self._take(8))[0]
-            case "fixed":
-                return self._take(schema["size"])
-            case "bytes":
-                return self._take(self._read_long())
-        return self._take(self._read_long()).decode("utf-8", "surrogateescape")
+def _make_leaf(own: str, schema: Any) -> tuple[Reader, str]:
+    size = schema.get("size")
+    read = _LEAVES.get(own) or (lambda data: data.take(size))
+    logical, precision = schema.get("logicalType"), schema.get("precision")
+    if (own, logical) in _TIMES:
+        kind, ticks = _TIMES[own, logical]
+        return lambda data: _require_size(read(data) * ticks, "long"), kind
+    # Without digits a decimal is what its bytes are.
+    if own in ("bytes", "fixed") and logical == "decimal" and precision:
+        scale = schema.get("scale", 0)
+        return lambda data: _make_decimal(
+            read(data), precision, scale
+        ), f"decimal({precision},{scale})"
+    return read, "bytes" if own == "fixed" else own
+
+
+def _read_text(data: AvroBytes) -> str:
+    return data.take(data.read_long()).decode("utf-8", "surrogateescape")
+
+
+def _read_choice(data: AvroBytes, options: Sequence[Any]) -> Any:
+    place = data.read_long()
+    if place < 0:
+        raise LookupError(place)
+    return options[place]
+
+
+def _read_blocks(data: AvroBytes) -> Iterator[None]:
+    """Yield once for each item of an array or a map."""
+    while count := data.read_long():
+        if count < 0:
+            data.read_long()  # the bytes of the block
+            count = -count
+        if count > len(data):  # of items without a byte
+            raise EOFError
+        for _ in range(count):
+            yield
+
+
+def _refuse_value(_: AvroBytes) -> None:
+    raise ValueError
+
+
+_LEAVES: Final[dict[str, Reader]] = {
+    "null": lambda _: None,
+    "boolean": lambda data: data.take(1) == b"\1",
+    "int": lambda data: _require_size(data.read_long(), "int"),
+    "long": AvroBytes.read_long,
+    "float": lambda data: np.float32(_FLOAT.unpack(data.take(4))[0]),
+    "double": lambda data: _DOUBLE.unpack(data.take(8))[0],
+    "bytes": lambda data: data.take(data.read_long()),
+    "string": _read_text,
+}
 
 
 def _require_size(number: int, kind: str) -> int:
@@ -230,56 +268,24 @@ def _require_size(number: int, kind: str) -> int:
     return number
 
 
-def _require_place(place: int, options: list[Any]) -> int:
-    if not 0 <= place < len(options):
-        raise ValueError(place)
-    return place
-
-
-def _keep_value(value: Any, _: Any) -> Any:
-    return value
-
-
-def _make_moment(value: int, schema: Any) -> _Moment:
-    name: str = schema["logicalType"]
-    ticks = value * _TICKS[name.rpartition("-")[2]]
-    return _Moment(_require_size(ticks, "long"), name.startswith("local-"))
-
-
-def make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
-    """Return the number that these bytes are.
-
-    Raises:
-        ValueError: it has no digits, or too many.
-    """
+def _make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
     if not value:
         raise ValueError("a decimal without a digit")
     number = int.from_bytes(value, "big", signed=True)
-    # Of a tuple: arithmetic rounds to the digits of a context.
-    digits = tuple(map(int, str(abs(number))))
-    if len(digits) > precision:
+    if len(str(abs(number))) > precision:
         raise ValueError("a decimal with too many digits")
-    return Decimal((int(number < 0), digits, -scale))
+    # Of a text: arithmetic rounds to the digits of a context.
+    return Decimal(f"{number}E{-scale}")
 
 
-def _convert_decimal(value: bytes, schema: Any) -> Any:
-    precision = schema.get("precision")
-    # Without digits the type is what its bytes are.
-    return make_decimal(value, precision, schema.get("scale", 0)) if precision else value
-
-
-_LOGICAL: Final[dict[tuple[str, str | None], Callable[[Any, Any], Any]]] = {
-    ("int", "date"): lambda value, _: _Day(value),
-    ("bytes", "decimal"): _convert_decimal,
-    ("fixed", "decimal"): _convert_decimal,
-    **dict.fromkeys(
-        [
-            *(("long", "timestamp-millis"), ("long", "timestamp-micros")),
-            *(("long", "local-timestamp-millis"), ("long", "local-timestamp-micros")),
-        ],
-        _make_moment,
-    ),
-}
+def write_time(value: int | None, kind: str) -> str | None:
+    """Return a date or a time as text."""
+    if value is None:
+        return None
+    if kind == "date":
+        return str(np.datetime64(value, "D"))
+    text = str(np.datetime64(value // 1_000, "ms"))
+    return text if kind == "local" else f"{text}Z"
 
 
 def _describe_type(schema: Any) -> str:
@@ -289,118 +295,4 @@ def _describe_type(schema: Any) -> str:
         return " or ".join(names)
     if isinstance(schema, str):
         return schema
-    own = schema.get("logicalType") or schema["type"]
-    return _describe_type(own)
-
-
-def _show_value(value: Any) -> str:
-    """A value as text; bytes that are none are replaced."""
-    match value:
-        case str():
-            text = value
-        case bytes():
-            return value.decode("utf-8", "replace")
-        case Decimal():
-            return format(value, "f")
-        case _Moment() | _Day():
-            return str(value)
-        case float() | bool():
-            return write_json(value).strip('"')
-        case _:
-            text = write_json(value)
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-# A value of a schema as one of a declared type; None if it does not fit
-
-
-def _convert_value(value: Any, declared: str, source: SourceSpec) -> Any:
-    family = _FAMILIES.get(type(value), "")
-    if declared == "timestamp":
-        return _convert_time(value, family, source)
-    if isinstance(value, str):
-        return _convert_text(value, declared, source)
-    if isinstance(value, list | tuple):
-        return _show_value(value) if declared == "string" else None
-    if isinstance(value, _Moment):
-        return value.ticks // TICKS_PER_DAY if declared == "date" else None
-    if isinstance(value, _Day):
-        return {"date": value.days, "string": str(value)}.get(declared)
-    if not accepts_family(declared, family):
-        return None
-    if declared.startswith("decimal"):
-        return _convert_to_decimal(value, declared)
-    return _CONVERTERS[declared](value)
-
-
-def _convert_time(value: Any, family: str, source: SourceSpec) -> Any:
-    if isinstance(value, _Moment):
-        if not value.is_local:
-            return value.ticks
-        return None if source.timezone is None else find_instant(value.ticks, source.timezone)
-    # A text, or a number that the schema does not call a time: as in JSON.
-    is_number = family in ("int", "float", "decimal") and source.parse.timestamps in TICKS_PER_UNIT
-    if family == "string" or is_number:
-        text = str(float(value)) if family == "float" else str(value)
-        return cast_text(text, "timestamp", source)
-    return None
-
-
-def _convert_text(value: str, declared: str, source: SourceSpec) -> Any:
-    """A text in the plain form of a type."""
-    try:
-        raw = value.encode()
-    except UnicodeEncodeError:
-        return None
-    if declared == "binary":
-        return raw
-    form = build_text_pattern(declared)
-    is_plain = form is None or re.fullmatch(form, value)
-    return cast_text(value, declared, source) if is_plain else None
-
-
-def _convert_to_decimal(value: Any, declared: str) -> Decimal | None:
-    own = value if isinstance(value, Decimal | int) else str(float(value))
-    try:
-        found = round_decimal(Decimal(own), *read_decimal_digits(declared))
-    except ValueError:
-        return None
-    if found is None:
-        return None
-    back = found if isinstance(value, Decimal | int) else type(value)(found)
-    return found if back == value else None
-
-
-def _convert_to_whole(declared: str) -> Callable[[Any], int | None]:
-    def convert(value: Any) -> int | None:
-        """Return the number; None if it has a fraction or is too large."""
-        try:
-            number: int = int(value)
-        except (OverflowError, ValueError):  # no number, or an infinity
-            return None
-        return None if number != value else check_whole_number(number, declared)
-
-    return convert
-
-
-def _convert_to_double(value: Any) -> float | None:
-    if type(value) is int and abs(value) > 1 << EXACT_BITS["double"]:
-        return None
-    return float(value)
-
-
-def _convert_to_float(value: Any) -> Any:
-    if type(value) is int and abs(value) > 1 << EXACT_BITS["float"]:
-        return None
-    return to_float32(float(value))
-
-
-_CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "string": _show_value,
-    "boolean": bool,
-    "int": _convert_to_whole("int"),
-    "long": _convert_to_whole("long"),
-    "float": _convert_to_float,
-    "double": _convert_to_double,
-    "binary": bytes,
-}
+    return _describe_type(schema.get("logicalType") or schema["type"])

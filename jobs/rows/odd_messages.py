@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
@@ -18,6 +20,7 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 
 from .json_messages import (
     PlainMessages,
+    convert_texts,
     get_kafka_options,
     list_field_kinds,
     list_former_names,
@@ -36,6 +39,7 @@ _SERIALIZER_BYTES = 5
 _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
+_FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -71,7 +75,7 @@ def read_odd_messages(
         except DeadMessageError as error:
             row = {}
             reasons.append(str(error))
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except _FAULTS as error:
             row = {}
             reasons.append(f"the message cannot be read: {get_first_line(error)}")
         for name in own:
@@ -83,6 +87,38 @@ def read_odd_messages(
     offsets = [message["offset"] % ROWS_PER_ORDINAL for message in found]
     columns = [_build_column(values[name], plan.columns.field(name).type) for name in own]
     return pa.table([*columns, reasons, texts, offsets, messages["partition"]], plan.columns)
+
+
+def decode_payloads(
+    values: pa.Array, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
+) -> pa.Array:
+    """Return payloads as structs of the fields; null where there is none, or one is odd.
+
+    `decode` may leave texts that are still to be cast.
+    """
+    found = [
+        None if value is None else _decode_plainly(value, decode) for value in values.to_pylist()
+    ]
+    columns, odd = [], np.array([row is None for row in found], dtype=bool)
+    for field, declared in zip(plan.fields, list_field_kinds(source).values(), strict=True):
+        cells = [row and row.get(field.name) for row in found]
+        if declared != "string" and any(isinstance(cell, str) for cell in cells):
+            words = [cell if isinstance(cell, str) else None for cell in cells]
+            cells = [None if isinstance(cell, str) else cell for cell in cells]
+            texts = pa.array(words, pa.string())
+            column, strange = convert_texts(texts, declared, plan.tick)
+            odd |= strange
+            columns.append(pc.coalesce(column, _build_column(cells, field.type)))
+        else:
+            columns.append(_build_column(cells, field.type))
+    return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
+
+
+def _decode_plainly(value: bytes, decode: PayloadDecoder) -> Mapping[str, Any] | None:
+    try:
+        return decode(value)
+    except _FAULTS:
+        return None
 
 
 def _build_column(values: list[Any], kind: pa.DataType) -> pa.Array:

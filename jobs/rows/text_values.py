@@ -40,7 +40,7 @@ _MOST_ZONE: Final = 18 * 60
 _MOST_DIGITS: Final = 38
 _LONGEST_NUMBER: Final = 19
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BITS: Final = {"int": 31, "long": 63}
+_BOUNDS: Final = {"int": 1 << 31, "long": 1 << 63}
 _BOOLEANS: Final = {
     **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
     **dict.fromkeys(("f", "false", "n", "no", "0"), False),
@@ -64,7 +64,7 @@ def cast_text(text: str, declared: str, source: SourceSpec) -> Any:
 
 def check_whole_number(number: int, declared: str) -> int | None:
     """Return a number as an `int` or `long`; None if it is too large."""
-    bound = 1 << _BITS[declared]
+    bound = _BOUNDS[declared]
     return number if -bound <= number < bound else None
 
 
