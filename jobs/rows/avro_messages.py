@@ -14,7 +14,7 @@ from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.row_rules import EXACT_BITS, accepts_family, build_text_pattern
 
-from .avro_values import NESTED, AvroBytes, AvroField, parse_avro_schema, write_time
+from .avro_records import NESTED, AvroBytes, AvroField, parse_avro_schema, write_time
 from .json_messages import is_plain_kind, list_former_names, list_payload_columns
 from .odd_messages import DeadMessageError
 from .row_texts import write_json

@@ -14,7 +14,7 @@ from tidegate.jobs.sources.kafka_source import UnusableSchema, open_schema_regis
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .avro_values import parse_avro_schema
+from .avro_records import parse_avro_schema
 from .errors import REGISTERED_SCHEMA_UNUSABLE, SCHEMA_FILE_UNREADABLE, SCHEMA_NOT_REGISTERED
 from .json_messages import get_kafka_options
 from .odd_messages import DeadMessageError

@@ -99,18 +99,21 @@ def decode_payloads(
     found = [
         None if value is None else _decode_plainly(value, decode) for value in values.to_pylist()
     ]
-    columns, odd = [], np.array([row is None for row in found], dtype=bool)
+    odd = np.array([row is None for row in found], dtype=bool)
+    rows = [row or {} for row in found]
+    columns = []
     for field, declared in zip(plan.fields, list_field_kinds(source).values(), strict=True):
-        cells = [row and row.get(field.name) for row in found]
-        if declared != "string" and any(isinstance(cell, str) for cell in cells):
-            words = [cell if isinstance(cell, str) else None for cell in cells]
+        cells = [row.get(field.name) for row in rows]
+        texts = None
+        if declared != "string" and str in set(map(type, cells)):
+            texts = [cell if isinstance(cell, str) else None for cell in cells]
             cells = [None if isinstance(cell, str) else cell for cell in cells]
-            texts = pa.array(words, pa.string())
-            column, strange = convert_texts(texts, declared, plan.tick)
+        column = _build_column(cells, field.type)
+        if texts is not None:
+            cast, strange = convert_texts(pa.array(texts, pa.string()), declared, plan.tick)
+            column = pc.coalesce(column, cast)
             odd |= strange
-            columns.append(pc.coalesce(column, _build_column(cells, field.type)))
-        else:
-            columns.append(_build_column(cells, field.type))
+        columns.append(column)
     return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
 
 

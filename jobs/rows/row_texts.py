@@ -80,12 +80,14 @@ def _write_values(values: pa.Array) -> Texts:
         return _write_values(values.dictionary_decode())
     if pa.types.is_struct(kind):
         children = [_write_values(child) for child in values.flatten()]
-        texts = _write_objects([own.name for own in kind], children, len(values))
+        names = [own.name for own in kind]
+        texts = _write_objects(names, children, len(values))
         known = values.is_valid().to_pylist()
         return [text if valid else None for text, valid in zip(texts, known, strict=True)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [None if item is None else _write_list(item) for item in _split_lists(values)]
-    return [None if value is None else write_json(value) for value in _list_plain_values(values)]
+    plain = _list_plain_values(values)
+    return [None if value is None else write_json(value) for value in plain]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -110,7 +112,8 @@ def _list_plain_values(values: pa.Array) -> list[Any]:
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         values = values.cast(pa.int64())
     elif pa.types.is_timestamp(kind):
-        values = _write_times(values.cast(pa.int64()), kind.unit, "ms", "Z" if kind.tz else "")
+        zone = "Z" if kind.tz else ""
+        values = _write_times(values.cast(pa.int64()), kind.unit, "ms", zone)
     elif pa.types.is_date32(kind):
         values = _write_times(values.cast(pa.int32()), "D", "D", "")
     elif pa.types.is_float16(kind):

@@ -201,7 +201,8 @@ def read_messages(
     # No value that the checks did not foresee ends a task.
     with suppress(ValueError, pa.ArrowException):
         if plan.is_plain:
-            plain, others = join_messages(batch, _read_plain(batch, plan, source, schemas), plan)
+            found = _read_plain(batch, plan, source, schemas)
+            plain, others = join_messages(batch, found, plan)
     return [plain, read_odd_messages(others, plan, source, _make_decoder(source, schemas))]
 
 

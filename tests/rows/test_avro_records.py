@@ -13,7 +13,7 @@ from tests.rows.topic_messages import make_batch, rows, spec_of
 from tidegate.errors import ConfigurationError
 from tidegate.jobs.engine.arrow_tables import list_rows
 from tidegate.jobs.rows.avro_messages import make_avro_decoder
-from tidegate.jobs.rows.avro_values import parse_avro_schema
+from tidegate.jobs.rows.avro_records import parse_avro_schema
 from tidegate.jobs.rows.json_messages import get_kafka_options, join_messages, plan_messages
 from tidegate.jobs.rows.message_schemas import split_header
 from tidegate.jobs.rows.odd_messages import decode_payloads
