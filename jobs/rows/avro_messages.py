@@ -86,10 +86,14 @@ def make_avro_decoder(
             raise DeadMessageError(_NO_RECORD) from None
         if all(value is None for value in record.values()):
             raise DeadMessageError(_NO_RECORD)
-        return {
-            column.name: _convert_value(record[column.field.name], column)
-            for column in plan_columns(schema)
-        }
+        row = {}
+        for column in plan_columns(schema):
+            value = record[column.field.name]
+            if value is not None:
+                row[column.name] = converted = column.convert(value)
+                if converted is None:
+                    raise DeadMessageError(_describe_fault(column, value))
+        return row
 
     return decode
 
@@ -115,15 +119,10 @@ def _keep_value(value: Any) -> Any:
     return value
 
 
-def _convert_value(value: Any, column: _Column) -> Any:
-    if value is None:
-        return None
-    converted = column.convert(value)
-    if converted is None:
-        shown = _show_value(value, column.field.kind)
-        what = f"{column.name} is {column.field.described}, declared {column.declared}"
-        raise DeadMessageError(f"{what}: {shown}")
-    return converted
+def _describe_fault(column: _Column, value: Any) -> str:
+    shown = _show_value(value, column.field.kind)
+    what = f"{column.name} is {column.field.described}, declared {column.declared}"
+    return f"{what}: {shown}"
 
 
 def _show_value(value: Any, kind: str) -> str | None:
@@ -145,7 +144,9 @@ def _show_value(value: Any, kind: str) -> str | None:
 
 
 def _choose_converter(kind: str, declared: str, source: SourceSpec) -> _Converter:
-    if kind == "string" and declared != "timestamp":  # also of the same type: it may be no UTF-8
+    if kind == declared == "string":
+        return _keep_text
+    if kind == "string" and declared != "timestamp":
         return partial(_convert_text, declared=declared, source=source)
     if (kind, declared) in _KEPT or kind == declared.replace(" ", ""):
         return _keep_value
@@ -179,14 +180,21 @@ def _choose_time_converter(kind: str, source: SourceSpec) -> _Converter:
     return lambda _: None
 
 
-def _convert_text(value: str, declared: str, source: SourceSpec) -> Any:
-    """A text in the plain form of a type."""
+def _keep_text(value: str) -> str | None:
+    """Return a text; None if its bytes are not UTF-8."""
     try:
-        raw = value.encode()
+        value.encode()
     except UnicodeEncodeError:
         return None
+    return value
+
+
+def _convert_text(value: str, declared: str, source: SourceSpec) -> Any:
+    """A text in the plain form of a type."""
+    if _keep_text(value) is None:
+        return None
     if declared == "binary":
-        return raw
+        return value.encode()
     form = build_text_pattern(declared)
     is_plain = form is None or re.fullmatch(form, value)
     return cast_text(value, declared, source) if is_plain else None

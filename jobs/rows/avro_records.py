@@ -62,19 +62,19 @@ class AvroBytes:
 
     def read_long(self) -> int:
         """Return the next number."""
-        byte = self._bytes[self._at]
-        self._at += 1
+        body, at = self._bytes, self._at
+        byte, place = body[at], 7
         found = byte & 0x7F
-        for place in range(7, _MOST_BITS, 7):
-            if byte < 0x80:
-                break
-            byte = self._bytes[self._at]
-            self._at += 1
+        while byte >= 0x80:
+            if place == _MOST_BITS:
+                raise OverflowError
+            at += 1
+            byte = body[at]
             found |= (byte & 0x7F) << place
+            place += 7
+        self._at = at + 1
         number = found >> 1 ^ -(found & 1)
-        if byte >= 0x80 or check_whole_number(number, "long") is None:
-            raise OverflowError
-        return number
+        return _require_size(number, "long") if place == _MOST_BITS else number
 
 
 Reader = Callable[[AvroBytes], Any]
@@ -209,7 +209,7 @@ class _ReaderMaker:
 
 def _make_leaf(own: str, schema: Any) -> tuple[Reader, str]:
     size = schema.get("size")
-    read = _LEAVES.get(own) or (lambda data: data.take(size))
+    read: Reader = _LEAVES.get(own) or (lambda data: data.take(size))
     logical, precision = schema.get("logicalType"), schema.get("precision")
     if (own, logical) in _TIMES:
         kind, ticks = _TIMES[own, logical]

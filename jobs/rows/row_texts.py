@@ -122,7 +122,7 @@ def _list_plain_values(values: pa.Array) -> list[Any]:
         # A text of Arrow may have bytes that are no UTF-8.
         raw = values.cast(pa.large_binary()).to_pylist()
         return [None if value is None else value.decode(errors="replace") for value in raw]
-    plain = values.to_pylist()
+    plain: list[Any] = values.to_pylist()
     if pa.types.is_float32(kind):
         return [None if value is None else np.float32(value) for value in plain]
     return plain
