@@ -96,28 +96,30 @@ def decode_payloads(
 
     `decode` may leave texts that are still to be cast.
     """
-    found = [
-        None if value is None else _decode_plainly(value, decode) for value in values.to_pylist()
-    ]
+    found = [_decode_plainly(value, decode) for value in values.to_pylist()]
     odd = np.array([row is None for row in found], dtype=bool)
     rows = [row or {} for row in found]
     columns = []
     for field, declared in zip(plan.fields, list_field_kinds(source).values(), strict=True):
         cells = [row.get(field.name) for row in rows]
+        kinds = set(map(type, cells))
         texts = None
-        if declared != "string" and str in set(map(type, cells)):
+        if declared != "string" and str in kinds:
             texts = [cell if isinstance(cell, str) else None for cell in cells]
             cells = [None if isinstance(cell, str) else cell for cell in cells]
         column = _build_column(cells, field.type)
         if texts is not None:
-            cast, strange = convert_texts(pa.array(texts, pa.string()), declared, plan.tick)
+            words = pa.array(texts, pa.string())
+            cast, strange = convert_texts(words, declared, plan.tick)
             column = pc.coalesce(column, cast)
             odd |= strange
         columns.append(column)
     return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
 
 
-def _decode_plainly(value: bytes, decode: PayloadDecoder) -> Mapping[str, Any] | None:
+def _decode_plainly(value: bytes | None, decode: PayloadDecoder) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
     try:
         return decode(value)
     except _FAULTS:

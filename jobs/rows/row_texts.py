@@ -120,7 +120,8 @@ def _list_plain_values(values: pa.Array) -> list[Any]:
         values = values.cast(pa.float64())
     elif _is_text(kind):
         # A text of Arrow may have bytes that are no UTF-8.
-        raw = values.cast(pa.large_binary()).to_pylist()
+        binary = values.cast(pa.large_binary())
+        raw = binary.to_pylist()
         return [None if value is None else value.decode(errors="replace") for value in raw]
     plain: list[Any] = values.to_pylist()
     if pa.types.is_float32(kind):
