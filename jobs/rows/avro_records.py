@@ -1,292 +1,298 @@
-"""Avro messages as values of the declared columns, many at a time, by fastavro.
+"""Reads the values of Avro records, by readers that are made once for each schema.
 
-What fastavro might read in another way than `avro_values` is not read here: schemas and values out
-of the ordinary are left to it.
+fastavro checks the schemas. It does not read the records, because it accepts damaged bytes. A
+nested value is a list, or a tuple of names and values: a record leaves its nulls out, and a value
+of a union of several types is a record with one field, `member0` for the first type. Numbers of two
+sizes are one type.
 """
 
-import io
-import re
-from collections.abc import Mapping, Sequence
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
 import fastavro
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidegate.jobs.engine.arrow_tables import to_arrow_type
-from tidegate.jobs.rules.declared_values import TICKS_PER_UNIT
-from tidegate.jobs.spec.pipeline import SourceSpec
-from tidegate.json_types import JsonObject
+from .errors import AVRO_NOT_A_RECORD, AVRO_REFUSED
+from .text_values import check_whole_number
 
-from .avro_values import make_decimal, parse_avro_schema
-from .json_messages import convert_texts, list_field_kinds
-
-_PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
-_FIELD_TYPES: Final[dict[tuple[str, str | None], pa.DataType]] = {
-    ("boolean", None): pa.bool_(),
-    ("int", None): pa.int32(),
-    ("long", None): pa.int64(),
-    ("float", None): pa.float32(),
-    ("double", None): pa.float64(),
-    ("bytes", None): pa.binary(),
-    ("fixed", None): pa.binary(),
-    ("string", None): pa.string(),
-    ("string", "uuid"): pa.string(),
-    ("enum", None): pa.string(),
-    ("int", "date"): pa.date32(),
-    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
-    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+NESTED: Final = "nested"
+_MOST_BITS: Final = 70
+"""Of a number, with those that are no part of it."""
+_PRIMITIVES: Final = frozenset(
+    {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+)
+_TIMES: Final = {
+    ("int", "date"): ("date", 1),
+    ("long", "timestamp-millis"): ("instant", 1_000),
+    ("long", "timestamp-micros"): ("instant", 1),
+    ("long", "local-timestamp-millis"): ("local", 1_000),
+    ("long", "local-timestamp-micros"): ("local", 1),
 }
-_SOURCES: Final = {
-    "boolean": ("bool",),
-    "int": ("int32", "int64", "string"),
-    "long": ("int32", "int64", "string"),
-    "float": ("float",),
-    "double": ("float", "double", "int32", "int64"),
-    "decimal": ("decimal", "int32", "int64", "string"),
-    "string": ("string",),
-    "binary": ("binary",),
-    "date": ("date32[day]", "string"),
-    "timestamp": ("timestamp", "string"),
-}
-"""Declared type -> types of fields of which a plain value becomes one here."""
-_MOST_DIGITS: Final = 38
-_INT: Final = "tidegate-int"
+_FLOAT: Final = struct.Struct("<f")
+_DOUBLE: Final = struct.Struct("<d")
 
 
-class _OtherSchemaError(ValueError):
-    """A schema out of the ordinary."""
+class AvroBytes:
+    """The bytes of a message, and how far they are read.
+
+    Raises:
+        EOFError, LookupError, OverflowError: they are no such value.
+    """
+
+    __slots__ = ("_at", "_bytes")
+
+    def __init__(self, body: bytes) -> None:
+        self._bytes, self._at = body, 0
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        begin = self._at
+        self._at = end = begin + size
+        if size < 0 or end > len(self._bytes):
+            raise EOFError
+        return self._bytes[begin:end]
+
+    def read_long(self) -> int:
+        """Return the next number."""
+        body, at = self._bytes, self._at
+        byte, place = body[at], 7
+        found = byte & 0x7F
+        while byte >= 0x80:
+            if place == _MOST_BITS:
+                raise OverflowError
+            at += 1
+            byte = body[at]
+            found |= (byte & 0x7F) << place
+            place += 7
+        self._at = at + 1
+        number = found >> 1 ^ -(found & 1)
+        return _require_size(number, "long") if place == _MOST_BITS else number
 
 
-def _read_int(number: int, *_: Any) -> int:
-    if not -(1 << 31) <= number < 1 << 31:  # fastavro reads a long
-        raise OverflowError(number)
-    return number
-
-
-# fastavro's documented registry of custom logical types. It is global, hence the prefix.
-fastavro.read.LOGICAL_READERS[f"int-{_INT}"] = _read_int
+Reader = Callable[[AvroBytes], Any]
 
 
 @dataclass(frozen=True)
-class AvroRecords:
-    """How the records of a schema are read.
+class AvroField:
+    """How a field of a record is read.
 
     Attributes:
-        physical: the schema without logical types, as fastavro has parsed it.
-        fields: field -> its type as a column; None if it has none here.
+        kind: a primitive type, `decimal(6,2)`, `nested`, `date` (in days), `instant` or `local`
+            (times in ticks).
+        described: the name of the type in the schema.
     """
 
-    physical: Any
-    fields: Mapping[str, pa.DataType | None]
-
-    def read_record(self, body: bytes) -> JsonObject | None:
-        """Return the values of a message's fields; None if it has to be looked at by itself.
-
-        A record of nulls is none. What is behind a record is ignored.
-        """
-        try:
-            record: Any = fastavro.schemaless_reader(io.BytesIO(body), self.physical, None)
-            written = io.BytesIO()
-            fastavro.schemaless_writer(written, self.physical, record)
-        # fastavro lets the exceptions of damaged bytes through, of any kind.
-        except Exception:
-            return None
-        # Numbers that are too long or negative lengths are other values in other libraries.
-        is_plain = body.startswith(written.getvalue())
-        return record if is_plain and any(one is not None for one in record.values()) else None
-
-
-def plan_records(schema: bytes, source: SourceSpec) -> AvroRecords | None:
-    """Return how the records of a schema are read; None if one by one."""
-    records = _plan_schema(schema)
-    if records is None:
-        return None
-    wanted = _find_fields(records, source).items()
-    is_plain = all(_is_source(records.fields[name], kind, source) for name, kind in wanted)
-    return records if is_plain else None
+    name: str
+    read: Reader
+    kind: str
+    described: str
 
 
 @cache
-def _plan_schema(schema: bytes) -> AvroRecords | None:
-    record = parse_avro_schema(schema).record
-    reducer = _SchemaReducer()
+def parse_avro_schema(schema: bytes) -> Sequence[AvroField]:
+    """Return the fields of a record.
+
+    Raises:
+        ConfigurationError: the schema is none of a record.
+    """
     try:
-        fields = {
-            field["name"]: reducer.reduce(field["type"], nested=False) for field in record["fields"]
-        }
-        physical = _build_record(record, {name: own for name, (own, _) in fields.items()})
-        parsed = fastavro.parse_schema(physical)
-    # Of attributes that are none, of any kind.
-    except (LookupError, TypeError, ValueError, fastavro.schema.SchemaParseException):
-        return None
-    return AvroRecords(parsed, {name: kind for name, (_, kind) in fields.items()})
+        found = json.loads(schema)
+        _ = [field["name"] for field in found["fields"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise AVRO_NOT_A_RECORD(schema=schema[:200], error=error) from error
+    named: dict[str, Any] = {}
+    try:
+        record: Any = fastavro.parse_schema(found, named)
+    # fastavro lets the exceptions of damaged schemas through, of any kind.
+    except Exception as error:
+        raise AVRO_REFUSED(cause=repr(error)[:300]) from error
+    maker = _ReaderMaker(named)
+    return [maker.make_field(field["name"], field["type"]) for field in record["fields"]]
 
 
-def _build_record(record: JsonObject, fields: JsonObject) -> JsonObject:
-    declared = [{"name": name, "type": own} for name, own in fields.items()]
-    return {"type": "record", "name": record["name"], "fields": declared}
+class _ReaderMaker:
+    """Makes readers of the types of a schema; `named` are those that it defines."""
 
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._records: dict[str, list[tuple[str, Reader]]] = {}
 
-class _SchemaReducer:
-    """Reduces a schema that fastavro has parsed to physical types.
+    def make_field(self, name: str, schema: Any) -> AvroField:
+        """Return how a field of this type is read."""
+        try:
+            read, kind = self._make(schema)
+        except TypeError:  # an attribute that is none
+            read, kind = _refuse_value, NESTED
+        return AvroField(name, read, kind, _describe_type(schema))
 
-    Raises:
-        _OtherSchemaError: a type is out of the ordinary.
-    """
-
-    def __init__(self) -> None:
-        self._done = set[str]()
-
-    def reduce(self, schema: Any, *, nested: bool) -> tuple[Any, pa.DataType | None]:
-        """Return the physical schema of a type, and its type as a column if it has one here."""
+    def _make(self, schema: Any) -> tuple[Reader, str]:
+        """The reader of a type, and the kind of its values."""
         if isinstance(schema, list):
-            return self._reduce_union(schema, nested=nested)
-        if isinstance(schema, str) and schema not in _PRIMITIVES:
-            # Not known yet: a record inside itself.
-            _require_ordinary(schema in self._done)
-            return schema, None
-        own: Any = {"type": schema} if isinstance(schema, str) else schema
-        if not isinstance(own["type"], str):
-            return self.reduce(own["type"], nested=nested)
+            return self._make_union(schema)
+        if isinstance(schema, str):
+            schema = {"type": schema} if schema in _PRIMITIVES else self._named[schema]
+        own = schema["type"]
+        if not isinstance(own, str) or own in self._named:
+            return self._make(own)
         match own:
-            case {"type": "record", "fields": fields}:
-                _require_ordinary(bool(fields))  # a damaged count of empty ones has no end
-                reduced = {f["name"]: self.reduce(f["type"], nested=True)[0] for f in fields}
-                self._done.add(own["name"])
-                return _build_record(own, reduced), None
-            case {"type": "array", "items": items}:
-                return {"type": "array", "items": self.reduce(items, nested=True)[0]}, None
-            case {"type": "map", "values": values}:
-                return {"type": "map", "values": self.reduce(values, nested=True)[0]}, None
-        self._done.add(own.get("name", ""))
-        # The ranges of nested values are not looked at.
-        _require_ordinary(not nested or own.get("logicalType") in (None, "uuid"))
-        return _reduce_leaf(own), _find_type(own)
+            case "record" | "error":
+                return self._make_record(schema), NESTED
+            case "array":
+                read_item = self._make_nested(schema["items"])
+                return lambda data: [read_item(data) for _ in _read_blocks(data)], NESTED
+            case "map":
+                return self._make_map(schema), NESTED
+            case "enum":
+                return lambda data: _read_choice(data, schema["symbols"]), "string"
+        return _make_leaf(own, schema)
 
-    def _reduce_union(self, options: list[Any], *, nested: bool) -> tuple[Any, pa.DataType | None]:
+    def _make_nested(self, schema: Any) -> Reader:
+        """The reader of a value within another one: times are texts."""
+        read, kind = self._make(schema)
+        is_time = kind in ("date", "instant", "local")
+        return (lambda data: write_time(read(data), kind)) if is_time else read
+
+    def _make_record(self, schema: Any) -> Reader:
+        if schema["name"] not in self._records:
+            # Known before its fields, which may have the record in them.
+            made = self._records[schema["name"]] = []
+            made += [
+                (field["name"], self._make_nested(field["type"])) for field in schema["fields"]
+            ]
+        fields = self._records[schema["name"]]
+
+        def read_record(data: AvroBytes) -> tuple[tuple[str, Any], ...]:
+            """Return names and values."""
+            values = ((name, read(data)) for name, read in fields)
+            return tuple((name, value) for name, value in values if value is not None)
+
+        return read_record
+
+    def _make_map(self, schema: Any) -> Reader:
+        read_value = self._make_nested(schema["values"])
+
+        def read_map(data: AvroBytes) -> tuple[tuple[str, Any], ...]:
+            """Return names and values; of equal names, the last value."""
+            items = ((_read_text(data), read_value(data)) for _ in _read_blocks(data))
+            return tuple(dict(items).items())
+
+        return read_map
+
+    def _make_union(self, options: list[Any]) -> tuple[Reader, str]:
         others = [option for option in options if option != "null"]
-        is_plain = len(others) == 1
-        reduced = [
-            ("null", None) if one == "null" else self.reduce(one, nested=nested or not is_plain)
-            for one in options
-        ]
-        kinds = [kind for option, kind in reduced if option != "null"]
-        return [option for option, _ in reduced], kinds[0] if is_plain else None
+        made = [self._make_member(option, others) for option in options]
+        readers = [read for read, _ in made]
+        kinds = [kind for _, kind in made if kind != "null"]
+        return lambda data: _read_choice(data, readers)(data), next(iter(kinds), NESTED)
+
+    def _make_member(self, option: Any, others: list[Any]) -> tuple[Reader, str]:
+        read, kind = self._make(option)
+        if option == "null" or len(others) == 1:
+            return read, kind
+        sizes = {other if isinstance(other, str) else "" for other in others}
+        if sizes == {"int", "long"}:
+            return read, "long"
+        if sizes == {"float", "double"}:
+            return lambda data: float(read(data)), "double"
+        read_value = self._make_nested(option)
+        name = f"member{others.index(option)}"
+        return lambda data: ((name, read_value(data)),), NESTED
 
 
-def _reduce_leaf(own: JsonObject) -> Any:
-    match own:
-        case {"type": "int"}:
-            return {"type": "int", "logicalType": _INT}
-        case {"type": "enum", "name": name, "symbols": symbols}:
-            return {"type": "enum", "name": name, "symbols": symbols}
-        case {"type": "fixed", "name": name, "size": size}:
-            _require_ordinary(size > 0)
-            return {"type": "fixed", "name": name, "size": size}
-    return own["type"]
+def _make_leaf(own: str, schema: Any) -> tuple[Reader, str]:
+    size = schema.get("size")
+    read: Reader = _LEAVES.get(own) or (lambda data: data.take(size))
+    logical, precision = schema.get("logicalType"), schema.get("precision")
+    if (own, logical) in _TIMES:
+        kind, ticks = _TIMES[own, logical]
+        return lambda data: _require_size(read(data) * ticks, "long"), kind
+    # Without digits a decimal is what its bytes are.
+    if own in ("bytes", "fixed") and logical == "decimal" and precision:
+        scale = schema.get("scale", 0)
+        return lambda data: _make_decimal(
+            read(data), precision, scale
+        ), f"decimal({precision},{scale})"
+    return read, "bytes" if own == "fixed" else own
 
 
-def _require_ordinary(condition: bool) -> None:
-    if not condition:
-        raise _OtherSchemaError
+def _read_text(data: AvroBytes) -> str:
+    return data.take(data.read_long()).decode("utf-8", "surrogateescape")
 
 
-def _find_type(own: JsonObject) -> pa.DataType:
-    kind, logical = own["type"], own.get("logicalType")
-    if logical != "decimal":
-        _require_ordinary((kind, logical) in _FIELD_TYPES)
-        return _FIELD_TYPES[kind, logical]
-    precision, scale = own["precision"], own.get("scale", 0)
-    _require_ordinary(kind in ("bytes", "fixed") and precision <= _MOST_DIGITS)
-    return pa.decimal128(precision, scale)
+def _read_choice(data: AvroBytes, options: Sequence[Any]) -> Any:
+    place = data.read_long()
+    if place < 0:
+        raise LookupError(place)
+    return options[place]
 
 
-def _find_fields(records: AvroRecords, source: SourceSpec) -> dict[str, str]:
-    """Field that is wanted of a schema -> declared kind; the old name of one if it has no new."""
-    renamed = source.evolution.renamed
-    return {
-        name: kind
-        for name, kind in list_field_kinds(source).items()
-        if name in records.fields and renamed.get(name) not in records.fields
-    }
+def _read_blocks(data: AvroBytes) -> Iterator[None]:
+    """Yield once for each item of an array or a map."""
+    while count := data.read_long():
+        if count < 0:
+            data.read_long()  # the bytes of the block
+            count = -count
+        if count > len(data):  # of items without a byte
+            raise EOFError
+        for _ in range(count):
+            yield
 
 
-def _is_source(kind: pa.DataType | None, declared: str, source: SourceSpec) -> bool:
-    if kind is None:
-        return False
-    if declared == "timestamp" and pa.types.is_integer(kind):
-        return source.parse.timestamps in TICKS_PER_UNIT
-    own = str(kind) if "[day]" in str(kind) else re.split(r"\[|128", str(kind))[0]
-    return own in _SOURCES.get(declared.partition("(")[0], ())
+def _refuse_value(_: AvroBytes) -> None:
+    raise ValueError
 
 
-def convert_records(
-    records: AvroRecords, found: Sequence[JsonObject], fields: pa.Schema, source: SourceSpec
-) -> pa.StructArray:
-    """Return records as structs of the wanted fields.
-
-    Raises:
-        ValueError, pa.ArrowException: a value is out of the ordinary, or does not fit.
-    """
-    wanted = _find_fields(records, source)
-    columns = {}
-    for name, kind in records.fields.items():
-        values = [record[name] for record in found]
-        # Also of others: a value out of range makes its message bad.
-        if kind is not None and (name in wanted or not _is_plain(kind)):
-            columns[name] = _make_column(values, kind)
-    own = [
-        _convert_field(columns[field.name], wanted[field.name], source)
-        if field.name in wanted
-        else pa.nulls(len(found), field.type)
-        for field in fields
-    ]
-    return pa.StructArray.from_arrays(own, fields=list(fields))
+_LEAVES: Final[dict[str, Reader]] = {
+    "null": lambda _: None,
+    "boolean": lambda data: data.take(1) == b"\1",
+    "int": lambda data: _require_size(data.read_long(), "int"),
+    "long": AvroBytes.read_long,
+    "float": lambda data: np.float32(_FLOAT.unpack(data.take(4))[0]),
+    "double": lambda data: _DOUBLE.unpack(data.take(8))[0],
+    "bytes": lambda data: data.take(data.read_long()),
+    "string": _read_text,
+}
 
 
-def _is_plain(kind: pa.DataType) -> bool:
-    return not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+def _require_size(number: int, kind: str) -> int:
+    if check_whole_number(number, kind) is None:
+        raise OverflowError
+    return number
 
 
-def _make_column(values: list[Any], kind: Any) -> pa.Array:
-    """The values of a field, as the schema of the messages has it."""
-    if pa.types.is_decimal(kind):
-        digits = kind.precision, kind.scale
-        return pa.array(
-            [one if one is None else make_decimal(one, *digits) for one in values], kind
-        )
-    if pa.types.is_date(kind):
-        return pa.array(values, pa.int32()).cast(kind)
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(kind).cast(pa.timestamp("us", "UTC"))
-    return pa.array(values, kind)
+def _make_decimal(value: bytes, precision: int, scale: int) -> Decimal:
+    if not value:
+        raise ValueError("a decimal without a digit")
+    number = int.from_bytes(value, "big", signed=True)
+    if len(str(abs(number))) > precision:
+        raise ValueError("a decimal with too many digits")
+    # Of a text: arithmetic rounds to the digits of a context.
+    return Decimal(f"{number}E{-scale}")
 
 
-def _convert_field(column: pa.Array, declared: str, source: SourceSpec) -> pa.Array:
-    """A field as a column of its declared type.
-
-    Raises:
-        pa.ArrowException: a value does not fit, or not plainly.
-    """
-    kind = to_arrow_type(declared)
-    if pa.types.is_integer(column.type):
-        if pa.types.is_timestamp(kind):
-            tick = TICKS_PER_UNIT[source.parse.timestamps]
-            return pc.multiply_checked(column.cast(pa.int64()), tick).cast(kind)
-        if pa.types.is_decimal(kind):
-            # Arrow wants room for every value of a type at first.
-            column = column.cast(pa.decimal128(_MOST_DIGITS, 0))
-    if not pa.types.is_string(column.type) or pa.types.is_string(kind):
-        return column.cast(kind)
-    per_unit = TICKS_PER_UNIT.get(source.parse.timestamps)
-    return _require_none(*convert_texts(column, declared, per_unit))
+def write_time(value: int | None, kind: str) -> str | None:
+    """Return a date or a time as text."""
+    if value is None:
+        return None
+    if kind == "date":
+        return str(np.datetime64(value, "D"))
+    text = str(np.datetime64(value // 1_000, "ms"))
+    return text if kind == "local" else f"{text}Z"
 
 
-def _require_none(column: pa.Array, odd: Any) -> pa.Array:
-    if np.any(odd):
-        raise pa.ArrowInvalid("a text that is looked at by itself")
-    return column
+def _describe_type(schema: Any) -> str:
+    """The name of a type as its schema has it."""
+    if isinstance(schema, list):
+        names = dict.fromkeys(_describe_type(one) for one in schema if one != "null")
+        return " or ".join(names)
+    if isinstance(schema, str):
+        return schema
+    return _describe_type(schema.get("logicalType") or schema["type"])

@@ -196,7 +196,7 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
     json = f"to_json(struct({', '.join(map(quote_name, read))}))"
     if native:
         json = "CAST(NULL AS string)"  # `row_texts` writes those that are asked for
-    unfit, detail = _judge_values_sql(source, physical, casts)
+    unfit, detail = _judge_values_sql(source, physical)
     cast = raw.selectExpr(
         *(f"{sql} AS {quote_name(name)}" for name, sql in casts.items()),
         *(f"{unfit} AS _unfit", f"{detail} AS _detail", f"{json} AS _json"),
@@ -355,9 +355,7 @@ def _row_kind_sql(barriers: BarrierColumns | None, columns: dict[str, str]) -> s
     return f"CASE {' '.join(cases)} END"
 
 
-def _judge_values_sql(
-    source: SourceSpec, physical: dict[str, str], casts: dict[str, str]
-) -> tuple[str, str]:
+def _judge_values_sql(source: SourceSpec, physical: dict[str, str]) -> tuple[str, str]:
     """Why the values of a row do not fit, and the column to blame, as far as one is to blame.
 
     These reasons come before those of the time, which they may explain.
@@ -366,18 +364,20 @@ def _judge_values_sql(
     naive: _Cases = []
     skipped: dict[str, str] = {}
     for name, declared in source.columns.items():
-        arrow, column = physical.get(name), quote_name(name)
+        arrow = physical.get(name)
         if arrow is None:
             continue
-        if arrow_to_spark_type(arrow) is None:
+        _, unfit = cast_with_check_sql(quote_name(name), declared, arrow, source.timezone)
+        if arrow_to_spark_type(arrow) is None:  # then the column is not read
             bad[name] = "true"
-        elif declared == "timestamp" and is_naive_timestamp(arrow):
-            if source.timezone is None:
-                naive.append(("naive_time", f"{column} IS NOT NULL"))
-            else:
-                skipped[name] = _skipped_time_sql(column, casts[name], arrow, source.timezone)
-        elif (condition := _unfit_value_sql(column, casts[name], arrow, declared)) is not None:
-            bad[name] = condition
+        elif unfit is None:
+            continue
+        elif declared != "timestamp" or not is_naive_timestamp(arrow):
+            bad[name] = unfit
+        elif source.timezone is None:
+            naive.append(("naive_time", unfit))
+        else:
+            skipped[name] = unfit
     cases: _Cases = [("bad_value", condition) for condition in (bad | skipped).values()]
     names = [(f"{n} is {physical[n]}, declared {source.columns[n]}", c) for n, c in bad.items()]
     names += [(f"{n} is a local time that {source.timezone} skips", c) for n, c in skipped.items()]

@@ -26,8 +26,6 @@ _LOWER_HALF = (1 << 32) - 1
 PARTITION: Final = "_partition"
 """Column of a staged range: the partition of the topic."""
 _PLAIN_KINDS = frozenset({"int", "long", "double", "boolean", "string", "timestamp", "date"})
-_AVRO_KINDS = frozenset({"float", "binary"})
-"""Declared types that JSON has no plain form for."""
 _MOST = 1_000
 """Longer numbers and deeper values are refused. A text of this length has neither."""
 _MOST_BYTES = 50_000
@@ -87,8 +85,7 @@ def plan_messages(source: SourceSpec) -> PlainMessages:
     if kafka.key is not None:
         texts[kafka.key] = (None, source.columns[kafka.key])
     payload = list_payload_columns(source)
-    kinds = _PLAIN_KINDS | (_AVRO_KINDS if kafka.payload == "avro" else frozenset())
-    known = all(kind in kinds or kind.startswith("decimal") for kind in payload.values())
+    known = kafka.payload == "avro" or all(map(is_plain_kind, payload.values()))
     return PlainMessages(
         pa.schema(to_arrow_types(list_field_kinds(source))),
         build_range_schema(source).append(pa.field(PARTITION, pa.int32())),
@@ -99,6 +96,11 @@ def plan_messages(source: SourceSpec) -> PlainMessages:
         TICKS_PER_UNIT.get(source.parse.timestamps),
         bool(payload) and known,
     )
+
+
+def is_plain_kind(declared: str) -> bool:
+    """Whether texts have a plain form of a declared type, which is cast many at a time."""
+    return declared in _PLAIN_KINDS or declared.startswith("decimal")
 
 
 def list_payload_columns(source: SourceSpec) -> dict[str, str]:
@@ -126,24 +128,17 @@ def list_field_kinds(source: SourceSpec) -> dict[str, str]:
     return {**payload, **{before: payload.get(new, "string") for before, new in renamed}}
 
 
-def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of plain messages, and the other messages."""
-    return join_messages(batch, parse_objects(batch["value"], plan), plan)
-
-
 def join_messages(
     batch: pa.RecordBatch, found: pa.Array, plan: PlainMessages
 ) -> tuple[pa.Table, pa.Table]:
-    """As `split_messages`, of messages whose fields are known; null for other messages."""
-    try:
-        beside, odd = _read_texts(batch, plan)
-    except pa.ArrowException:
-        if batch.num_rows <= SMALLEST_BATCH:
-            return plan.columns.empty_table(), pa.Table.from_batches([batch])
-        middle = batch.num_rows // 2
-        first = join_messages(batch[:middle], found[:middle], plan)
-        second = join_messages(batch[middle:], found[middle:], plan)
-        return pa.concat_tables([first[0], second[0]]), pa.concat_tables([first[1], second[1]])
+    """Return the rows of plain messages, and the other messages.
+
+    Args:
+        batch: messages.
+        found: the fields of each; null if its payload is odd.
+        plan: of the topic.
+    """
+    beside, odd = _read_texts(batch, plan)
     plain = pc.and_(found.is_valid(), pa.array(~odd))
     if plan.timestamp is not None:
         plain = pc.and_(plain, batch["timestamp"].is_valid())
@@ -165,11 +160,7 @@ def join_messages(
 
 
 def _read_texts(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[dict[str, pa.Array], Any]:
-    """The columns of keys and headers, and the messages in which one is odd.
-
-    Raises:
-        pa.ArrowException: one of them spoils the others.
-    """
+    """The columns of keys and headers, and the messages in which one is odd."""
     found: dict[str, pa.Array] = {}
     odd = np.zeros(batch.num_rows, dtype=bool)
     for name, (header, declared) in plan.texts.items():
@@ -211,11 +202,19 @@ def _decode_text(value: bytes) -> str | None:
 
 
 def convert_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
-    """Texts as values of a declared type, and which of them have no plain form.
+    """Texts as values of a declared type, and which of them are odd."""
+    try:
+        return _convert_plain_texts(words, declared, tick)
+    except pa.ArrowException:  # one of them spoils the others
+        if len(words) <= SMALLEST_BATCH:
+            return pa.nulls(len(words), to_arrow_type(declared)), np.ones(len(words), dtype=bool)
+    middle = len(words) // 2
+    halves = [convert_texts(half, declared, tick) for half in (words[:middle], words[middle:])]
+    columns, odd = zip(*halves, strict=True)
+    return pa.concat_arrays(columns), np.concatenate(odd)
 
-    Raises:
-        pa.ArrowException: one of them spoils the others.
-    """
+
+def _convert_plain_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
     kind = to_arrow_type(declared)
     if pa.types.is_string(kind):
         return words, np.zeros(len(words), dtype=bool)

@@ -3,7 +3,7 @@
 A message begins with the number of its schema if a registry's serializer wrote it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from tidegate.jobs.sources.kafka_source import UnusableSchema, open_schema_regis
 from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import KafkaOptions
 
-from .avro_values import parse_avro_schema
+from .avro_records import parse_avro_schema
 from .errors import REGISTERED_SCHEMA_UNUSABLE, SCHEMA_FILE_UNREADABLE, SCHEMA_NOT_REGISTERED
 from .json_messages import get_kafka_options
 from .odd_messages import DeadMessageError
@@ -160,26 +160,14 @@ def _find_number(value: bytes | None) -> int | None:
     return int.from_bytes(value[1:HEADER_BYTES], "big")
 
 
-def select_bodies(
-    values: Collection[bytes | None], number: int, kafka: KafkaOptions
-) -> dict[int, bytes]:
-    """Place -> payload, of the messages of a schema."""
-    is_marked = has_header(kafka)
-    return {
-        place: value[HEADER_BYTES:] if is_marked else value
-        for place, value in enumerate(values)
-        if value is not None and (not is_marked or _find_number(value) == number)
-    }
-
-
 def split_header(value: bytes, schemas: Schemas, kafka: KafkaOptions) -> tuple[bytes, bytes]:
-    """Return the schema of a message and its payload.
+    """Return the payload of a message and its schema.
 
     Raises:
         DeadMessageError: the message names no schema that it can be read with.
     """
     if not has_header(kafka):
-        return next(one for one in schemas.values() if isinstance(one, bytes)), value
+        return value, next(one for one in schemas.values() if isinstance(one, bytes))
     number = _find_number(value)
     if number is None:
         raise DeadMessageError("the message does not begin with the number of a schema")
@@ -189,4 +177,4 @@ def split_header(value: bytes, schemas: Schemas, kafka: KafkaOptions) -> tuple[b
         raise DeadMessageError(f"{words} the {where} does not know")
     if isinstance(schema, UnusableSchema):
         raise DeadMessageError(f"{words} cannot be used: {schema.why}")
-    return schema, value[HEADER_BYTES:]
+    return value[HEADER_BYTES:], schema

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import get_first_line
 from tidegate.jobs.engine.interfaces import ROWS_PER_ORDINAL
@@ -18,6 +20,7 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 
 from .json_messages import (
     PlainMessages,
+    convert_texts,
     get_kafka_options,
     list_field_kinds,
     list_former_names,
@@ -36,6 +39,7 @@ _SERIALIZER_BYTES = 5
 _MOST_DIGITS = 1_000
 _MOST_LEVELS = 1_000
 _MOST_NAME = 50_000
+_FAULTS = (ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -71,7 +75,7 @@ def read_odd_messages(
         except DeadMessageError as error:
             row = {}
             reasons.append(str(error))
-        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except _FAULTS as error:
             row = {}
             reasons.append(f"the message cannot be read: {get_first_line(error)}")
         for name in own:
@@ -83,6 +87,43 @@ def read_odd_messages(
     offsets = [message["offset"] % ROWS_PER_ORDINAL for message in found]
     columns = [_build_column(values[name], plan.columns.field(name).type) for name in own]
     return pa.table([*columns, reasons, texts, offsets, messages["partition"]], plan.columns)
+
+
+def decode_payloads(
+    values: pa.Array, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
+) -> pa.Array:
+    """Return payloads as structs of the fields; null where there is none, or one is odd.
+
+    `decode` may leave texts that are still to be cast.
+    """
+    found = [_decode_plainly(value, decode) for value in values.to_pylist()]
+    odd = np.array([row is None for row in found], dtype=bool)
+    rows = [row or {} for row in found]
+    columns = []
+    for field, declared in zip(plan.fields, list_field_kinds(source).values(), strict=True):
+        cells = [row.get(field.name) for row in rows]
+        kinds = set(map(type, cells))
+        texts = None
+        if declared != "string" and str in kinds:
+            texts = [cell if isinstance(cell, str) else None for cell in cells]
+            cells = [None if isinstance(cell, str) else cell for cell in cells]
+        column = _build_column(cells, field.type)
+        if texts is not None:
+            words = pa.array(texts, pa.string())
+            cast, strange = convert_texts(words, declared, plan.tick)
+            column = pc.coalesce(column, cast)
+            odd |= strange
+        columns.append(column)
+    return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
+
+
+def _decode_plainly(value: bytes | None, decode: PayloadDecoder) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    try:
+        return decode(value)
+    except _FAULTS:
+        return None
 
 
 def _build_column(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -1,68 +1,41 @@
-"""Protobuf messages of a topic as rows, in a task.
+"""Protobuf messages as rows: fields become texts, and these are cast like texts of JSON."""
 
-The fields that are wanted become texts, and these are cast like texts of JSON.
-"""
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
 from tidegate.jobs.spec.pipeline import SourceSpec
 
-from .json_messages import (
-    PlainMessages,
-    convert_texts,
-    get_kafka_options,
-    join_messages,
-    list_field_kinds,
-)
-from .message_schemas import Schemas, has_header, select_bodies
-from .odd_messages import DeadMessageError, cast_fields
-from .protobuf_texts import decode_to_texts, find_message_index
+from .json_messages import get_kafka_options, list_field_kinds
+from .message_schemas import has_header
+from .odd_messages import cast_fields
+from .protobuf_texts import find_message_index, make_text_reader
 
 
-def split_protobuf_messages(
-    batch: pa.RecordBatch, plan: PlainMessages, source: SourceSpec, schemas: Schemas
-) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of plain messages, and the other messages.
+def make_protobuf_decoder(
+    source: SourceSpec, *, keeps_texts: bool = False
+) -> Callable[[bytes, bytes], Mapping[str, Any]]:
+    """Return what makes column -> value of a payload and its schema.
 
-    Raises:
-        pa.ArrowException: a message spoils the others.
+    It raises `DeadMessageError` if the bytes are no message, or a value does not fit.
+
+    Args:
+        source: a topic.
+        keeps_texts: whether texts are left to `convert_texts`, which converts many at a time.
     """
-    values = batch["value"].to_pylist()
-    texts: list[list[str | None] | None] = [None] * len(values)
-    for number, schema in schemas.items():
-        if isinstance(schema, bytes):
-            bodies = select_bodies(values, number, get_kafka_options(source))
-            decoded = _decode_bodies([*bodies.values()], schema, source)
-            for place, (*own, fault) in zip(bodies, decoded, strict=True):
-                texts[place] = own if fault is None else None
-    odd = np.array([own is None for own in texts], dtype=bool)
-    columns = []
-    for place, declared in enumerate(list_field_kinds(source).values()):
-        words = pa.array([own and own[place] for own in texts], pa.string())
-        column, strange = convert_texts(words, declared, plan.tick)
-        columns.append(column)
-        odd |= strange
-    found = pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
-    return join_messages(batch, found, plan)
-
-
-def decode_protobuf(body: bytes, schema: bytes, source: SourceSpec) -> dict[str, object]:
-    """Return column -> value of a message.
-
-    Raises:
-        DeadMessageError: the bytes are no message of the schema, or a value does not fit.
-    """
-    ((*texts, fault),) = _decode_bodies([body], schema, source)
-    if fault is not None:
-        raise DeadMessageError(fault)
-    return cast_fields(dict(zip(list_field_kinds(source), texts, strict=True)), source)
-
-
-def _decode_bodies(
-    bodies: list[bytes], schema: bytes, source: SourceSpec
-) -> list[list[str | None]]:
     kafka = get_kafka_options(source)
-    assert kafka.message is not None  # noqa: S101 - the spec says so
-    index = find_message_index(schema, kafka.message) if has_header(kafka) else None
-    return decode_to_texts(schema, kafka.message, [*list_field_kinds(source)], index, bodies)
+    message = kafka.message
+    assert message is not None  # noqa: S101 - the spec says so
+
+    @cache
+    def make_reader(schema: bytes) -> Callable[[bytes], Mapping[str, str | None]]:
+        """Return the reader of a schema."""
+        index = find_message_index(schema, message) if has_header(kafka) else b""
+        return make_text_reader(schema, message, [*list_field_kinds(source)], index)
+
+    def decode(body: bytes, schema: bytes) -> Mapping[str, Any]:
+        """Return column -> value, or field -> text."""
+        texts = make_reader(schema)(body)
+        return texts if keeps_texts else cast_fields(texts, source)
+
+    return decode

@@ -10,13 +10,14 @@ import base64
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
 from .errors import NO_SUCH_MESSAGE, NOT_A_DESCRIPTOR_SET, PROTOBUF_UNUSABLE
+from .odd_messages import DeadMessageError
 
 _WELL_KNOWN = "google.protobuf."
 _WELL_KNOWN_FILES = "any|duration|empty|field_mask|struct|timestamp|wrappers"
@@ -52,41 +53,35 @@ def _encode_zigzag(number: int) -> bytes:
             return bytes(found)
 
 
-def decode_to_texts(
-    schema: bytes,
-    message: str,
-    names: Sequence[str],
-    index: bytes | None,
-    values: Iterable[bytes | None],
-) -> list[list[str | None]]:
-    """For each message the texts of its fields, and last what is wrong with it, else None.
+def make_text_reader(
+    schema: bytes, message: str, names: Sequence[str], index: bytes
+) -> Callable[[bytes], dict[str, str | None]]:
+    """Return what makes field -> text of a payload that begins with `index`.
 
-    A null payload gives nulls only. The library tells a payload that is cut or damaged. One of
-    another message it mostly does not: its fields are passed over, and the wanted ones have their
-    defaults.
+    It raises `DeadMessageError`. The library tells a payload that is cut or damaged. One of another
+    message it mostly does not: its fields are passed over, and the wanted ones have their defaults.
     """
     from google.protobuf.message import DecodeError
 
     made = load_message_class(schema, message)
-    readers = [_make_field_reader(made.DESCRIPTOR, name) for name in names]
+    readers = {name: _make_field_reader(made.DESCRIPTOR, name) for name in names}
 
-    def decode(value: bytes | None) -> tuple[Sequence[str | None], str | None]:
-        """Return the texts of a message, none if it is bad, and what is wrong with it."""
-        if value is None:
-            return (), None
-        if index is not None and not value.startswith(index):
-            return (), f"the message is not a {message}, but another one of its schema"
+    def read(value: bytes) -> dict[str, str | None]:
+        """Return the texts of a message."""
+        if not value.startswith(index):
+            raise DeadMessageError(f"the message is not a {message}, but another one of its schema")
         try:
-            one = made.FromString(value[len(index or b"") :])
-            return [reader(one) for reader in readers], None
+            one = made.FromString(value[len(index) :])
+            return {name: reader(one) for name, reader in readers.items()}
         except DecodeError:
-            return (), f"the message is no {message}"
+            raise DeadMessageError(f"the message is no {message}") from None
         # Of the well-known types: a time out of range, an Any of a type no one knows.
         except (TypeError, ValueError) as error:
-            return (), f"the message has a value that cannot be written as text: {error}"
+            raise DeadMessageError(
+                f"the message has a value that cannot be written as text: {error}"
+            ) from error
 
-    found = map(decode, values)
-    return [[*(texts or [None] * len(names)), fault] for texts, fault in found]
+    return read
 
 
 @cache

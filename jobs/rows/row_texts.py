@@ -4,7 +4,6 @@ Of a double, Spark may write one more digit, which means the same number.
 """
 
 import base64
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -81,14 +80,14 @@ def _write_values(values: pa.Array) -> Texts:
         return _write_values(values.dictionary_decode())
     if pa.types.is_struct(kind):
         children = [_write_values(child) for child in values.flatten()]
-        texts = _write_objects([own.name for own in kind], children, len(values))
+        names = [own.name for own in kind]
+        texts = _write_objects(names, children, len(values))
         known = values.is_valid().to_pylist()
         return [text if valid else None for text, valid in zip(texts, known, strict=True)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [None if item is None else _write_list(item) for item in _split_lists(values)]
-    write = _choose_writer(kind)
-    plain = _make_plain(values).to_pylist()
-    return [None if value is None else write(value) for value in plain]
+    plain = _list_plain_values(values)
+    return [None if value is None else write_json(value) for value in plain]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -107,18 +106,27 @@ def _write_list(items: pa.Array) -> str:
     return f"[{','.join(texts)}]"
 
 
-def _make_plain(values: pa.Array) -> pa.Array:
-    """Times as texts, because Python has no years beyond 9999; texts as bytes that may be wrong."""
+def _list_plain_values(values: pa.Array) -> list[Any]:
+    """Values for `write_json`; times are texts, because Python has no years beyond 9999."""
     kind = values.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return values.cast(pa.int64())
-    if pa.types.is_timestamp(kind):
-        return _write_times(values.cast(pa.int64()), kind.unit, "ms", "Z" if kind.tz else "")
-    if pa.types.is_date32(kind):
-        return _write_times(values.cast(pa.int32()), "D", "D", "")
-    if _is_text(kind):
-        return values.cast(pa.large_binary())
-    return values
+        values = values.cast(pa.int64())
+    elif pa.types.is_timestamp(kind):
+        zone = "Z" if kind.tz else ""
+        values = _write_times(values.cast(pa.int64()), kind.unit, "ms", zone)
+    elif pa.types.is_date32(kind):
+        values = _write_times(values.cast(pa.int32()), "D", "D", "")
+    elif pa.types.is_float16(kind):
+        values = values.cast(pa.float64())
+    elif _is_text(kind):
+        # A text of Arrow may have bytes that are no UTF-8.
+        binary = values.cast(pa.large_binary())
+        raw = binary.to_pylist()
+        return [None if value is None else value.decode(errors="replace") for value in raw]
+    plain: list[Any] = values.to_pylist()
+    if pa.types.is_float32(kind):
+        return [None if value is None else np.float32(value) for value in plain]
+    return plain
 
 
 def _write_times(ticks: pa.Array, unit: str, shown: str, zone: str) -> pa.Array:
@@ -128,29 +136,8 @@ def _write_times(ticks: pa.Array, unit: str, shown: str, zone: str) -> pa.Array:
     return pc.if_else(ticks.is_valid(), pa.array(found, pa.string()), pa.scalar(None, pa.string()))
 
 
-def _choose_writer(kind: pa.DataType) -> Callable[[Any], str]:
-    if pa.types.is_boolean(kind):
-        return lambda value: "true" if value else "false"
-    if pa.types.is_float32(kind):
-        return lambda value: _write_double(value, repr(float(str(np.float32(value)))))
-    if pa.types.is_floating(kind):
-        return lambda value: _write_double(value, repr(float(value)))
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return lambda value: f'"{base64.b64encode(value).decode()}"'
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return str
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return str
-    return _quote_bytes if _is_text(kind) else _quote_text
-
-
 def _quote_text(value: str) -> str:
     return f'"{value.translate(_ESCAPES)}"'
-
-
-def _quote_bytes(value: bytes) -> str:
-    """A text of Arrow, which may have bytes that are no UTF-8."""
-    return _quote_text(value.decode(errors="replace"))
 
 
 def _write_double(value: float, digits: str) -> str:

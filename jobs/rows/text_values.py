@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -40,7 +41,10 @@ _MOST_ZONE: Final = 18 * 60
 _MOST_DIGITS: Final = 38
 _LONGEST_NUMBER: Final = 19
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BITS: Final = {"int": 31, "long": 63}
+_BOUNDS: Final = {
+    "int": 1 << 31,
+    "long": 1 << 63,
+}
 _BOOLEANS: Final = {
     **dict.fromkeys(("t", "true", "y", "yes", "1"), True),
     **dict.fromkeys(("f", "false", "n", "no", "0"), False),
@@ -64,7 +68,7 @@ def cast_text(text: str, declared: str, source: SourceSpec) -> Any:
 
 def check_whole_number(number: int, declared: str) -> int | None:
     """Return a number as an `int` or `long`; None if it is too large."""
-    bound = 1 << _BITS[declared]
+    bound = _BOUNDS[declared]
     return number if -bound <= number < bound else None
 
 
@@ -103,19 +107,15 @@ def to_float32(number: float) -> Any:
         return np.float32(number)
 
 
-def _cast_whole_number(declared: str) -> Callable[[str], int | None]:
-    def cast(text: str) -> int | None:
-        """Return the number; None if it has a fraction or is too large."""
-        found = _WHOLE_NUMBER.fullmatch(text)
-        if found is None:
-            return None
-        digits = found[1].lstrip("+-0") or "0"
-        if len(digits) > _LONGEST_NUMBER:  # Python refuses to read thousands of digits
-            return None
-        number = int(digits)
-        return check_whole_number(-number if found[1].startswith("-") else number, declared)
-
-    return cast
+def _cast_whole_number(text: str, declared: str) -> int | None:
+    found = _WHOLE_NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    digits = found[1].lstrip("+-0") or "0"
+    if len(digits) > _LONGEST_NUMBER:  # Python refuses to read thousands of digits
+        return None
+    number = int(digits)
+    return check_whole_number(-number if found[1].startswith("-") else number, declared)
 
 
 def _cast_double(text: str) -> float | None:
@@ -211,8 +211,8 @@ def find_instant(local: int, timezone: str) -> int | None:
 
 
 _CASTS: Final[dict[str, Callable[[str], Any]]] = {
-    "int": _cast_whole_number("int"),
-    "long": _cast_whole_number("long"),
+    "int": partial(_cast_whole_number, declared="int"),
+    "long": partial(_cast_whole_number, declared="long"),
     "float": _cast_float,
     "double": _cast_double,
     "boolean": _cast_boolean,

@@ -8,7 +8,7 @@ own, and those of Spark Connect, find these variables in the environment of thei
 import json
 import os
 from collections.abc import Generator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -28,19 +28,18 @@ from tidegate.jobs.spec.pipeline import PipelineSpec, SourceSpec
 from tidegate.jobs.spec.source_options import resolve_address, resolve_environment_values
 from tidegate.json_types import JsonObject
 
-from .avro_messages import split_avro_messages
-from .avro_values import decode_avro
+from .avro_messages import make_avro_decoder
 from .json_messages import (
     PARTITION,
-    SMALLEST_BATCH,
     PlainMessages,
     get_kafka_options,
+    join_messages,
+    parse_objects,
     plan_messages,
-    split_messages,
 )
 from .message_schemas import Schemas, find_unknown_schemas, split_header
-from .odd_messages import decode_json, read_odd_messages
-from .protobuf_messages import decode_protobuf, split_protobuf_messages
+from .odd_messages import PayloadDecoder, decode_json, decode_payloads, read_odd_messages
+from .protobuf_messages import make_protobuf_decoder
 
 _OPTIONS_PREFIX: Final = "TIDEGATE_KAFKA_OPTIONS_"
 """A pipeline's name follows. The value is source -> `kafka.options` of the spec, as JSON.
@@ -199,37 +198,33 @@ def read_messages(
 ) -> list[pa.Table]:
     """The rows of messages: of plain ones many at a time, of others one by one."""
     plain, others = plan.columns.empty_table(), pa.Table.from_batches([batch])
-    try:
+    # No value that the checks did not foresee ends a task.
+    with suppress(ValueError, pa.ArrowException):
         if plan.is_plain:
-            plain, others = _split_messages(batch, plan, source, schemas)
-    except (ValueError, pa.ArrowException):
-        if batch.num_rows > SMALLEST_BATCH:
-            middle = batch.num_rows // 2
-            halves = (batch[:middle], batch[middle:])
-            return [t for half in halves for t in read_messages(half, plan, source, schemas)]
-    decode = partial(_decode_payload, source=source, schemas=schemas)
-    return [plain, read_odd_messages(others, plan, source, decode)]
+            found = _read_plain(batch, plan, source, schemas)
+            plain, others = join_messages(batch, found, plan)
+    return [plain, read_odd_messages(others, plan, source, _make_decoder(source, schemas))]
 
 
-def _split_messages(
+def _read_plain(
     batch: pa.RecordBatch, plan: PlainMessages, source: SourceSpec, schemas: Schemas
-) -> tuple[pa.Table, pa.Table]:
-    match get_kafka_options(source).payload:
-        case "json":
-            return split_messages(batch, plan)
-        case "avro":
-            return split_avro_messages(batch, plan, source, schemas)
-        case "protobuf":
-            return split_protobuf_messages(batch, plan, source, schemas)
+) -> pa.Array:
+    """Payloads as structs of the fields; null where one is odd."""
+    if get_kafka_options(source).payload == "json":
+        return parse_objects(batch["value"], plan)
+    decode = _make_decoder(source, schemas, keeps_texts=True)
+    return decode_payloads(batch["value"], plan, source, decode)
 
 
-def _decode_payload(value: bytes, source: SourceSpec, schemas: Schemas) -> Mapping[str, Any]:
+def _make_decoder(
+    source: SourceSpec, schemas: Schemas, *, keeps_texts: bool = False
+) -> PayloadDecoder:
     kafka = get_kafka_options(source)
     if kafka.payload == "json":
-        return decode_json(value, source)
-    schema, body = split_header(value, schemas, kafka)
-    decode = decode_avro if kafka.payload == "avro" else decode_protobuf
-    return decode(body, schema, source)
+        return partial(decode_json, source=source)
+    make = make_avro_decoder if kafka.payload == "avro" else make_protobuf_decoder
+    decode = make(source, keeps_texts=keeps_texts)
+    return lambda value: decode(*split_header(value, schemas, kafka))
 
 
 def _select_range(rows: pa.Table, source: SourceSpec, part: JsonObject) -> TopicRange:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.rows.topic_messages import rows
 from tidegate.errors import ConfigurationError
-from tidegate.jobs.rows.avro_values import parse_avro_schema
+from tidegate.jobs.rows.avro_records import parse_avro_schema
 from tidegate.jobs.sources.kafka_source import UnusableSchema
 
 AT = datetime(2026, 3, 1, 10, tzinfo=UTC)

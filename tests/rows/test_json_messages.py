@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.rows.topic_messages import make_batch, rows, spec_of
-from tidegate.jobs.rows.json_messages import plan_messages, split_messages
+from tests.rows.topic_messages import make_batch, rows, spec_of, split_messages
+from tidegate.jobs.rows.json_messages import plan_messages
 
 COLUMNS: Final = {
     "at": "timestamp",

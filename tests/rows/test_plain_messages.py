@@ -9,13 +9,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from tests.rows.topic_messages import SENT, spec_of
+from tests.rows.topic_messages import SENT, spec_of, split_messages
 from tidegate.jobs.rows.json_messages import (
     PARTITION,
     PlainMessages,
     parse_objects,
     plan_messages,
-    split_messages,
 )
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN

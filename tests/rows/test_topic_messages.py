@@ -8,8 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.rows.topic_messages import COLUMNS, SENT, make_batch, proto, rows, spec_of
-from tidegate.jobs.rows.json_messages import plan_messages, split_messages
+from tests.rows.topic_messages import (
+    COLUMNS,
+    SENT,
+    make_batch,
+    proto,
+    rows,
+    spec_of,
+    split_messages,
+)
+from tidegate.jobs.rows.json_messages import plan_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
 from tidegate.jobs.sources.kafka_source import OFFSET_COLUMN
 

@@ -15,7 +15,12 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from tidegate.jobs.engine.arrow_tables import list_rows
-from tidegate.jobs.rows.json_messages import plan_messages
+from tidegate.jobs.rows.json_messages import (
+    PlainMessages,
+    join_messages,
+    parse_objects,
+    plan_messages,
+)
 from tidegate.jobs.rows.message_schemas import Schemas
 from tidegate.jobs.rows.topic_reading import read_messages
 from tidegate.jobs.sources.kafka_client import MESSAGE_SCHEMA
@@ -88,6 +93,11 @@ def rows(
     batch = make_batch(values, key=key, header=header, sent=sent)
     tables = read_messages(batch, plan, source, schemas or {})
     return list_rows(pa.concat_tables(tables).sort_by(OFFSET_COLUMN))
+
+
+def split_messages(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[pa.Table, pa.Table]:
+    """The rows of plain JSON messages, and the other messages."""
+    return join_messages(batch, parse_objects(batch["value"], plan), plan)
 
 
 FIELD = FieldDescriptorProto
