@@ -98,6 +98,6 @@ def have_positions(units: Sequence[ReadUnit]) -> bool:
     return any(unit.positions is not None for unit in units)
 
 
-def are_rows_kept(spec: PipelineSpec, units: Sequence[ReadUnit]) -> bool:
+def has_kept_rows(spec: PipelineSpec, units: Sequence[ReadUnit]) -> bool:
     """Whether the tasks of these units keep rows for a second job."""
     return spec.outputs.events and not have_positions(units)

@@ -54,7 +54,7 @@ from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 
-from .early_events import are_rows_kept
+from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
 from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
@@ -108,7 +108,7 @@ def run_expression_job(
         prepare_context(session, variables)
     rows = _plan_pieces(session, order, units)
     kept: KeptRows | None = None
-    if are_rows_kept(order.spec, units) and not order.gone:
+    if has_kept_rows(order.spec, units) and not order.gone:
         rows.persist(choose_storage_level(units))
         kept = KeptFrame(rows, len(units))
         if is_classic:

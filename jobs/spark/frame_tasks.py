@@ -40,7 +40,7 @@ from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .early_events import are_rows_kept
+from .early_events import has_kept_rows
 from .lost_workers import note_failed_unit
 from .python_tasks import (
     KeptRows,
@@ -102,7 +102,7 @@ def run_read_job(
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
     rows = map_in_workers(_start_tasks(sessions.full, len(units)), body)
-    keeps = are_rows_kept(order.spec, units) and not order.gone
+    keeps = has_kept_rows(order.spec, units) and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(choose_storage_level(units))

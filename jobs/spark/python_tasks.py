@@ -54,7 +54,7 @@ from tidegate.jobs.rules.worker_memory import watch_memory
 from tidegate.jobs.spec.executor_memory import count_container_bytes
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .early_events import are_rows_kept
+from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .lost_workers import note_failed_unit
 from .spark_session import SparkSessions, carry_error
@@ -125,7 +125,7 @@ def run_read_job(
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_read_units, order, job, inbox)
     )
-    keeps = are_rows_kept(order.spec, units) and not order.gone
+    keeps = has_kept_rows(order.spec, units) and not order.gone
     if keeps:
         pieces.persist(choose_storage_level(units))
     try:

@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 
 from tests.spark.agreement import SECOND, Pair, Row, divide_finely, spec_of
-from tests.spark.test_random_pipelines import draw_windows, open_pair
 from tidegate.errors import PoisonError
 from tidegate.jobs.rows import batch_reading, event_files
 from tidegate.jobs.spark import early_events, python_tasks
 from tidegate.jobs.spark.early_events import EarlyEvents
+from tidegate.jobs.spark.local_session import LocalSession
 
 _SOURCES: dict[str, dict[str, Any]] = {
     "b": {"on_bad": "dead_letter"},
     "a": {"on_bad": "dead_letter"},
 }
+
+_WINDOWS: list[dict[str, Any]] = [
+    {"kind": "tumbling", "size": "10s", "lateness": "4s"},
+    {"kind": "sliding", "size": "10s", "slide": "3s", "on_late": "adjust"},
+    {"kind": "session", "gap": "2s"},
+]
+_AGGREGATES = {"rows": "count(*)", "total": "sum(v)", "opened": "first(n)"}
 
 
 @pytest.fixture
@@ -46,7 +53,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def open_events(folder: Path, **more: Any) -> Pair:
     """Both movers over a pipeline whose rows leave as they come."""
     options: dict[str, Any] = {"release": {"mode": "pass_through"}, **more}
-    return open_pair(spec_of(options.pop("sources", _SOURCES), **options), folder)
+    session: Any = LocalSession()
+    return Pair(spec_of(options.pop("sources", _SOURCES), **options), session, folder)
 
 
 def put_rows(pair: Pair, source: str, times: list[int | None], partition: str = "0") -> None:
@@ -149,7 +157,7 @@ def test_other_pipelines_foretell_nothing(options: dict[str, Any]) -> None:
 
 
 def test_no_position_is_foretold_without_the_first(tmp_path: Path) -> None:
-    """A survey that is not told the next position keeps the rows, as that of a replay does."""
+    """A survey without the next position keeps the rows, as that of a replay does."""
     units: list[Any] = [object()]
     spec = spec_of(release={"mode": "pass_through"})
     assert EarlyEvents(spec).plan_positions(units, None) is units
@@ -195,7 +203,7 @@ def test_events_of_random_pipelines(
         tmp_path,
         sources={"b": own, "a": {"on_bad": "dead_letter", "lag": "2s"}},
         release={"mode": "pass_through", "on_late": policy},
-        windows=dict(draw.sample(sorted(draw_windows(draw).items()), 1)),
+        windows={"w": {**draw.choice(_WINDOWS), "keys": ["k"], "aggregates": _AGGREGATES}},
     )
     for epoch in range(4):
         is_odd = draw.random() < 0.4
