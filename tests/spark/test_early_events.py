@@ -216,7 +216,7 @@ def test_events_of_random_pipelines(
                     "kind": None,
                     "k": draw.choice(["x", "y", None]),
                     "n": draw.randint(0 if is_odd else 1, 5 if is_odd else 4),
-                    "v": draw.choice([0.1, 0.2, 7.5]),
+                    "v": draw.choice([0.25, 0.5, 7.5]),
                 }
                 for _ in range(draw.randint(0, 9))
             ]
