@@ -111,11 +111,11 @@ def parse_avro_schema(schema: bytes) -> Sequence[AvroField]:
     named: dict[str, Any] = {}
     try:
         record: Any = fastavro.parse_schema(found, named)
-    # fastavro lets the exceptions of damaged schemas through, of any kind.
+        maker = _ReaderMaker(named)
+        return [maker.make_field(field["name"], field["type"]) for field in record["fields"]]
+    # fastavro lets the exceptions of damaged schemas through, of any kind. One may be too deep.
     except Exception as error:
         raise AVRO_REFUSED(cause=repr(error)[:300]) from error
-    maker = _ReaderMaker(named)
-    return [maker.make_field(field["name"], field["type"]) for field in record["fields"]]
 
 
 class _ReaderMaker:
@@ -156,9 +156,7 @@ class _ReaderMaker:
 
     def _make_nested(self, schema: Any) -> Reader:
         """The reader of a value within another one: times are texts."""
-        read, kind = self._make(schema)
-        is_time = kind in ("date", "instant", "local")
-        return (lambda data: write_time(read(data), kind)) if is_time else read
+        return _write_times(*self._make(schema))
 
     def _make_record(self, schema: Any) -> Reader:
         if schema["name"] not in self._records:
@@ -202,9 +200,15 @@ class _ReaderMaker:
             return read, "long"
         if sizes == {"float", "double"}:
             return lambda data: float(read(data)), "double"
-        read_value = self._make_nested(option)
+        read_value = _write_times(read, kind)
         name = f"member{others.index(option)}"
         return lambda data: ((name, read_value(data)),), NESTED
+
+
+def _write_times(read: Reader, kind: str) -> Reader:
+    """A reader whose times are texts."""
+    is_time = kind in ("date", "instant", "local")
+    return (lambda data: write_time(read(data), kind)) if is_time else read
 
 
 def _make_leaf(own: str, schema: Any) -> tuple[Reader, str]:

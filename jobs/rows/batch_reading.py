@@ -30,12 +30,13 @@ from .cut_division import ReadUnit
 from .edge_folds import OPEN_EDGES
 from .kept_rows import KeptSummary
 from .session_folds import is_folded_by_parts, merge_parts
-from .slice_reading import CutPart, PhysicalColumns
+from .slice_reading import PhysicalColumns
 from .slice_scan import MOST_CELLS
 from .stored_partials import decode_table, encode_table
 from .task_report import TaskReport
 from .unit_reading import (
     NO_BOUND,
+    OpenedObjects,
     ReadOrder,
     SimilarParts,
     SliceSummary,
@@ -56,7 +57,7 @@ def read_in_batches(order: ReadOrder, unit: ReadUnit) -> Iterator[UnitReading]:
 
     A unit that a task holds at once is one batch.
     """
-    opened = dict[str, CutPart]()
+    opened = OpenedObjects()
     return _compute_batches(order, unit, lambda own, batch: read_unit(own, batch, opened))
 
 
@@ -67,7 +68,7 @@ def decode_in_batches(
     to_nested_type: Callable[[str], pa.DataType],
 ) -> Iterator[UnitReading]:
     """Yield what `decode_parts` gives of each batch; the last answer is that of all batches."""
-    total, opened = UnitAnswer(chosen.unit.number), dict[str, CutPart]()
+    total, opened = UnitAnswer(chosen.unit.number), OpenedObjects()
     places = dict(zip(_list_part_names(chosen.unit), chosen.places, strict=True))
     begun = time.process_time()
     batches = deque(divide_unit(order.spec, chosen.unit))

@@ -113,7 +113,7 @@ class RangesOrder(EventsOrder):
         segments: those of which rows leave or are counted.
         merged: keys of segments whose rows that stay are written again.
         maps: how many tasks divide the segments among them.
-        shares: how many tasks read all rows; 0: Spark moves the rows to a task for each target.
+        shares: how many tasks read all rows; 0: Spark moves the rows to `moved_to` tasks.
     """
 
     before: ReleaseMark

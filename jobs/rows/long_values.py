@@ -23,7 +23,7 @@ MOST_LONG_BYTES: Final = 64 << 20
 As `MOST_CELLS` it belongs to the division of a cut (`DIVISION`).
 """
 _FEW_VALUES: Final = 100_000
-"""Long values of an object up to which nothing is measured."""
+"""Long values of a unit up to which nothing is measured."""
 _SAMPLED_ROWS: Final = 1_024
 _READ_BYTES: Final = 256 << 10
 """Bytes of a column that are read at a time for the first rows."""
@@ -43,25 +43,30 @@ def limit_rows(parts: Sequence[CutPart], names: Collection[str] | None = None) -
     Raises:
         CorruptObjectsError: an object cannot be read.
     """
-    found = [
-        (part.row_end - part.row_start, _measure_row(part, names))
-        for part in parts
-        if not part.has_row_numbers
-    ]
+    columns = [(part, _list_long_columns(part, names)) for part in parts]
+    values = sum(len(found) * (part.row_end - part.row_start) for part, found in columns)
+    if values <= _FEW_VALUES:
+        return None
+    found = [(part.row_end - part.row_start, _measure_row(part, own)) for part, own in columns]
     if sum(rows * size for rows, size in found) <= MOST_LONG_BYTES:
         return None
     most = max(int(MOST_LONG_BYTES / max(size for _, size in found)), 1)
     return most if sum(rows for rows, _ in found) > most else None
 
 
-def _measure_row(part: CutPart, names: Collection[str] | None) -> float:
-    """Return about how many bytes of long values a row of an object has, 0 if there are few."""
-    found = [
+def _list_long_columns(part: CutPart, names: Collection[str] | None) -> list[str]:
+    if part.has_row_numbers:
+        return []
+    return [
         name
         for name, kind in part.columns
         if kind.startswith(_LONG_KINDS) and (names is None or name in names)
     ]
-    if len(found) * (part.row_end - part.row_start) <= _FEW_VALUES:
+
+
+def _measure_row(part: CutPart, found: list[str]) -> float:
+    """Return about how many bytes of the values of these columns a row of an object has."""
+    if not found:
         return 0.0
     try:
         with pq.ParquetFile(part.path, buffer_size=_READ_BYTES) as file:
@@ -79,8 +84,9 @@ def _measure_row(part: CutPart, names: Collection[str] | None) -> float:
 def _list_groups(metadata: Any, part: CutPart) -> Iterator[int]:
     """Yield the row groups with rows of a part."""
     sizes = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    first, last = part.row_start - part.skipped, part.row_end - part.skipped
     for number, (start, end) in enumerate(pairwise([0, *np.cumsum(sizes).tolist()])):
-        if max(start, part.row_start) < min(end, part.row_end):
+        if max(start, first) < min(end, last):
             yield number
 
 

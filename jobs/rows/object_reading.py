@@ -43,7 +43,7 @@ from .slice_reading import LARGE_READ, PLANNED, CutPart, RowReader
 RANGED_BYTES: Final = 32 << 20
 """Objects of a bucket that are larger are read in ranges, not held whole.
 
-So are Parquet objects that several tasks share.
+So are objects that several tasks share.
 """
 
 

@@ -118,6 +118,7 @@ Merge = Callable[[MergeOrder, StateFiles, MergeAnswer], None]
 def merge_window(order: MergeOrder, files: StateFiles, answer: MergeAnswer) -> None:
     """Write the state and the results of a window."""
     merge = order.open_merge(files)
+    files.opened.pop(order.name)  # the tables of a merge shall be gone with it
     values = None if order.sql_values is None else decode_table(order.sql_values)
     answer.needs_sql = merge.window.keeps_rows and values is None and merge.due is not None
     if not answer.needs_sql:
@@ -155,6 +156,7 @@ def select_edges(order: MergeOrder, files: StateFiles) -> pa.Table | None:
 def select_kept_rows(order: MergeOrder, files: StateFiles) -> pa.Table | None:
     """Return the kept rows of the due results of a bucket, for Spark SQL; None without any."""
     merge = order.open_merge(files)
+    files.opened.pop(order.name)
     return None if merge.due is None else merge.aggregation.select_kept_rows(merge.due.merged)
 
 
@@ -164,8 +166,9 @@ def merge_buckets(merge: Merge, order: MergeOrder, buckets: Iterable[int]) -> It
         begun = time.process_time()
         answer = MergeAnswer(bucket)
         own = order.select_bucket(bucket)
+        files = own.open_files()
         try:
-            merge(own, own.open_files(), answer)
+            merge(own, files, answer)
         except TidegateError as error:
             answer.error = error
         except MEMORY_ERRORS as error:
@@ -176,5 +179,6 @@ def merge_buckets(merge: Merge, order: MergeOrder, buckets: Iterable[int]) -> It
             )
         except (*ENGINE_ERRORS, pa.ArrowException) as error:
             answer.left = get_first_line(error)
+        files.opened.clear()
         answer.report = TaskReport.measure_since(begun)
         yield answer

@@ -31,7 +31,7 @@ from tidegate.jobs.engine.arrow_tables import replace_column
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.file_footers import FileFooter
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.eventtime.decision_types import MemberSurvey
+from tidegate.jobs.eventtime.decision_types import Member, MemberSurvey
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import (
     ENGINE_ERRORS,
@@ -92,6 +92,8 @@ from .topic_reading import UnknownSchemasError, read_topic_ranges
 
 SliceScanner = Callable[[int], tuple[MemberScan, pa.Table]]
 """Gives what `scan_slice` returns of the slice at a place of a unit."""
+OpenedObjects = dict[tuple[Member, str], CutPart]
+"""Objects that a task has open: whose slice, and the key -> the object."""
 NO_BOUND: Final = sys.maxsize
 """As `ReadOrder.sent_bytes`: nothing goes by way of the store."""
 
@@ -220,12 +222,10 @@ class SimilarParts:
     places: tuple[int, ...]
 
 
-def read_unit(
-    order: ReadOrder, unit: ReadUnit, opened: dict[str, CutPart] | None = None
-) -> UnitReading:
+def read_unit(order: ReadOrder, unit: ReadUnit, opened: OpenedObjects | None = None) -> UnitReading:
     """Read a unit at once, and report what it cost.
 
-    `opened` are objects of the unit before it, by key; those of this one replace them. If it is
+    `opened` are objects of the unit before it; those of this one replace them. If it is
     given, a unit whose values are long may be refused (`UnitAnswer.most_rows`).
     """
 
@@ -246,7 +246,7 @@ def decode_parts(
     chosen: SimilarParts,
     columns: PhysicalColumns,
     to_nested_type: Callable[[str], pa.DataType],
-    opened: dict[str, CutPart] | None = None,
+    opened: OpenedObjects | None = None,
 ) -> UnitReading:
     """Read the rows of objects for Spark SQL; `kept` are all of them, None if that fails.
 
@@ -347,33 +347,34 @@ def _open_parts(
     answer: UnitAnswer,
     order: ReadOrder,
     unit: ReadUnit,
-    opened: dict[str, CutPart] | None = None,
+    opened: OpenedObjects | None = None,
 ) -> list[CutPart]:
     """Open the objects and read the ranges of topics; say how many bytes they have."""
-    known = opened or {}
+    known = {} if opened is None else dict(opened)
+    held: OpenedObjects = {} if opened is None else opened
+    held.clear()
     ranges = read_topic_ranges(order.spec, unit.cut, order.schemas)
-    parts = [
-        make_part(index, part, ranges[part["key"]].rows)
-        if part["key"] in ranges
-        else make_part(index, part, known[part["key"]].path, known[part["key"]].reader)
-        if part["key"] in known
-        else open_part(index, part, unit.uris[part["key"]], order.spec.sources[piece.member.source])
-        for index, piece in enumerate(unit.cut.slices)
-        for part in piece.parts
-    ]
-    answer.read_bytes = sum(
-        ranges[part["key"]].rows.nbytes
-        if part["key"] in ranges
-        else count_read_bytes(
-            part, order.spec.sources[piece.member.source], is_open=part["key"] in known
-        )
-        for piece in unit.cut.slices
-        for part in piece.parts
-    )
+    parts, read_bytes = list[CutPart](), 0
+    for index, piece in enumerate(unit.cut.slices):
+        source = order.spec.sources[piece.member.source]
+        for part in piece.parts:
+            key = part["key"]
+            # Of two sources of one folder each has decoded its own rows of an object.
+            name = piece.member, key
+            if key in ranges:
+                rows = ranges[key].rows
+                found = make_part(index, part, rows)
+                read_bytes += rows.nbytes
+            elif name in known:
+                found = make_part(index, part, known[name].path, known[name].reader)
+                read_bytes += count_read_bytes(part, source, is_open=True)
+            else:
+                found = open_part(index, part, unit.uris[key], source)
+                read_bytes += count_read_bytes(part, source, is_open=False)
+            parts.append(found)
+            held[name] = found
+    answer.read_bytes = read_bytes
     answer.missing = {key: found.missing for key, found in ranges.items() if found.missing}
-    if opened is not None:
-        opened.clear()
-        opened.update({part.key: part for part in parts})
     return parts
 
 

@@ -34,6 +34,8 @@ _MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
 }
 _CODECS: Final = ("UNCOMPRESSED", "ZLIB", "SNAPPY", "LZO", "LZ4", "ZSTD")
 _CHUNK_HEADER = 3  # bytes
+_MOST_CHUNK: Final = 1 << 23
+"""Bytes of which such a header can tell."""
 _MOST_ROWS: Final = 128 << 10
 """Of one batch."""
 # The header of a frame without checksums, with blocks of up to 4 MB; its last byte is its own sum.
@@ -133,6 +135,8 @@ def extract_stripes(file: Any, start: int, end: int) -> ScratchFile:
     footer.rows, footer.size = sum(stripe.rows for stripe in footer.stripes), place
     packed = footer.SerializeToString()
     if tail.codec:  # a chunk that is as it is
+        if len(packed) >= _MOST_CHUNK:
+            raise ValueError("the footer is too large for one chunk")
         packed = (len(packed) << 1 | 1).to_bytes(_CHUNK_HEADER, "little") + packed
     tail.footer, tail.metadata = len(packed), 0
     end_of_file = tail.SerializeToString()
@@ -146,7 +150,7 @@ def _list_stripes(file: Any) -> list[tuple[int, int]]:
     try:
         tail, footer = _read_footer(file)
         zones = {_read_zone(file, stripe, tail) for stripe in footer.stripes}
-    except (LookupError, ValueError):
+    except (LookupError, ValueError, OSError, zlib.error):
         return []  # it is compressed in a way that only pyarrow knows
     places = [stripe.offset for stripe in footer.stripes]
     # The rows of all stripes have the zone of the first one.

@@ -294,7 +294,9 @@ class TaskDispatcher:
                 for number in range(groups)
             ]
             answers = self._run_job("fold", orders)
-            parts = [answer.folded[name] for answer in answers]
+            # Rows that came out differently may have left nothing to fold.
+            nothing = _FoldedGroups([{}], None, None)
+            parts = [answer.folded.get(name, nothing) for answer in answers]
             failures = [one.failure for one in parts if one.failure is not None]
             tables = [own for one in parts for own in one.tables]
             if not failures:

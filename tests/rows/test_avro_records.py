@@ -65,6 +65,27 @@ def test_what_is_no_schema_is_refused(schema: bytes) -> None:
     assert refused.value.code == "kafka.bad_schema"
 
 
+def nest_unions(depth: int) -> Any:
+    """A list in a union, in a list, and so on."""
+    kind: Any = "int"
+    for _ in range(depth):
+        kind = {"type": "array", "items": ["null", "string", kind]}
+    return kind
+
+
+def test_nested_unions_are_made_once_each() -> None:
+    """The readers of a schema take time as it has types, not twice for each union around them."""
+    [_, field] = parse_avro_schema(json.dumps(make_record(nest_unions(30))).encode())
+    assert field.kind == "nested"
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    """It ends no driver."""
+    with pytest.raises(ConfigurationError) as refused:
+        parse_avro_schema(json.dumps(make_record(nest_unions(160))).encode())
+    assert refused.value.code == "kafka.bad_schema"
+
+
 def compare(messages: list[bytes], schemas: dict[int, bytes], **own: Any) -> int:
     """Read messages in both ways; return how many are read with others."""
     own["kafka"] = {"key": None, **NUMBERED}

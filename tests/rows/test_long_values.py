@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,17 @@ def test_an_object_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "inbox/a/1.parquet").unlink()
     *_, last = read_in_batches(order, unit)
     assert last.answer.corrupt == ("inbox/a/1.parquet",)
+
+
+def test_rows_of_a_share_are_measured_where_they_are() -> None:
+    """What was decoded for a share begins behind the rows of other shares."""
+    whole = part_of({"s": repeat_texts(1_000)})
+    share = replace(whole, rows=90_000, row_start=70_000, row_end=76_000, skipped=70_000)
+    assert limit_rows([share]) == limit_rows([whole]) == 1_044
+
+
+def test_many_objects_are_measured_together() -> None:
+    """Objects of few values are many values in one task."""
+    small = part_of({"s": repeat_texts(1_000, 1_900)})
+    assert limit_rows([small]) is None
+    assert limit_rows([small, small]) == 1_044

@@ -370,6 +370,27 @@ def test_groups_that_come_to_other_rows_pause_the_reducer(
     assert "came out differently in another task" in state.failure["error"]
 
 
+def test_groups_without_rows_pause_the_reducer_before(in_tasks: MakeRunner, tmp_path: Path) -> None:
+    """Where a reducer comes to other rows, the one behind it has nothing to fold in its groups."""
+    totals = {"function": "tests.streams.folds:totals", "initial": 0}
+    spec = keyed_spec(
+        streams={
+            "some": {},
+            "mid": {"schema": {"v": "long"}},
+            "d": {"schema": {"v": "long"}},
+        },
+        pipes={"p": {"from": "events", "to": "some", "where": "random() < 0.5"}},
+        reducers={
+            "all": {**totals, "from": "some", "to": "mid"},
+            "each": {**totals, "from": "mid", "to": "d", "keys": ("v",)},
+        },
+    )
+    world = World(spec, LocalStore(tmp_path), in_tasks)
+    play(world, [[("a", 0.0, 1)] * 100])
+    states = world.state().attachments
+    assert (states["all"].status, states["each"].cursor, world.values("d")) == ("paused", 0, [])
+
+
 def test_a_reducer_behind_another_is_folded_once_for_all_groups(
     in_tasks: MakeRunner, tmp_path: Path
 ) -> None:
