@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ci.time_limit import is_left_out
+
 # What xdist gives a report that it makes itself, because the worker died.
 _PHASE_OF_CRASH = "???"
 
@@ -32,6 +34,7 @@ class Outcomes:
     unit: list[str] = field(default_factory=list)  # those that failed and are unit tests
     crashed: list[str] = field(default_factory=list)  # their worker died under them
     uncollected: list[str] = field(default_factory=list)  # files that could not be read
+    left_out: list[str] = field(default_factory=list)  # the time of CI was over before they began
     seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -64,6 +67,8 @@ class OutcomeRecorder:
                 found.crashed.append(test)
         elif report.passed and report.when == "call":
             found.passed.append(test)
+        elif is_left_out(report):
+            found.left_out.append(test)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the file, whole or not at all."""

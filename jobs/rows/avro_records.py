@@ -23,6 +23,8 @@ from .text_values import check_whole_number
 NESTED: Final = "nested"
 _MOST_BITS: Final = 70
 """Of a number, with those that are no part of it."""
+_MOST_LEVELS: Final = 200
+"""Of a schema, as its JSON nests. How deep functions call each other differs between Pythons."""
 _PRIMITIVES: Final = frozenset(
     {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
 )
@@ -101,7 +103,7 @@ def parse_avro_schema(schema: bytes) -> Sequence[AvroField]:
     """Return the fields of a record.
 
     Raises:
-        ConfigurationError: the schema is none of a record.
+        ConfigurationError: the schema is none of a record, or nested too deep.
     """
     try:
         found = json.loads(schema)
@@ -110,12 +112,22 @@ def parse_avro_schema(schema: bytes) -> Sequence[AvroField]:
         raise AVRO_NOT_A_RECORD(schema=schema[:200], error=error) from error
     named: dict[str, Any] = {}
     try:
+        _require_levels(found, _MOST_LEVELS)
         record: Any = fastavro.parse_schema(found, named)
         maker = _ReaderMaker(named)
         return [maker.make_field(field["name"], field["type"]) for field in record["fields"]]
-    # fastavro lets the exceptions of damaged schemas through, of any kind. One may be too deep.
+    # fastavro lets the exceptions of damaged schemas through, of any kind.
     except Exception as error:
         raise AVRO_REFUSED(cause=repr(error)[:300]) from error
+
+
+def _require_levels(value: Any, levels: int) -> None:
+    """Refuse a JSON value that nests deeper."""
+    if levels < 0:
+        raise RecursionError(f"it nests more than {_MOST_LEVELS} levels deep")
+    if isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _require_levels(inner, levels - 1)
 
 
 class _ReaderMaker:

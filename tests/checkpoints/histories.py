@@ -125,7 +125,7 @@ class History:
 
         The caller's thread reads, because how many threads parse at once is chance, and each needs
         memory. The tracer is never stopped: Python 3.11 frees its tables under threads of libraries
-        that allocate meanwhile, and crashes.
+        that allocate meanwhile, and crashes. Tests call this in a process of its own.
         """
         store = self.store
         store.requests, store.sent, store.received = Counter(), 0, 0

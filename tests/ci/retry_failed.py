@@ -4,6 +4,8 @@ CI judges the change, not the noise of its machine. A test that fails beside oth
 is called flaky and printed. A run forgives three of them; of the unit tier it forgives none. What
 is not a test that failed is never forgiven: a file that cannot be read, a worker that died, a run
 that ended without a report.
+
+Tests that have not begun when the time of CI is over are left out and counted.
 """
 
 from __future__ import annotations
@@ -34,11 +36,21 @@ class TestRunError(Exception):
     __test__ = False  # pytest would collect it by its name
 
 
-def run_part(command: Sequence[str], record: RunRecord) -> bool:
-    """Run the tests of one part of CI; whether they passed, some of them at the second try."""
+def run_part(command: Sequence[str], record: RunRecord, until: float | None = None) -> bool:
+    """Run the tests of one part of CI.
+
+    Args:
+        command: what runs pytest.
+        record: of this run of CI.
+        until: Unix time in seconds at which no more tests begin; `None` runs all.
+
+    Returns:
+        Whether those that ran have passed, some of them at the second try.
+    """
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder) / "outcomes.json"
-        status = subprocess.run(fill_placeholder(command, outcomes), check=False).returncode
+        filled = fill_placeholder(command, outcomes, until)
+        status = subprocess.run(filled, check=False).returncode
         found = Outcomes.read(outcomes)
     try:
         first = check_first_run(status, found)
@@ -46,12 +58,17 @@ def run_part(command: Sequence[str], record: RunRecord) -> bool:
         print(f"ci: {error}")
         return False
     record.add_durations(first.seconds)
+    record.add_left_out(first.left_out)
     return not first.failed or _try_again(first, record)
 
 
-def fill_placeholder(command: Sequence[str], outcomes: Path) -> list[str]:
-    """The command with the options for pytest's report."""
+def fill_placeholder(
+    command: Sequence[str], outcomes: Path, until: float | None = None
+) -> list[str]:
+    """The command with the options for pytest's report and for the time of CI."""
     options = f"-p tests.outcome_report --outcomes {shlex.quote(str(outcomes))}"
+    if until is not None:
+        options += f" -p tests.ci.time_limit --begin-until {until}"
     return [
         part
         for argument in command
@@ -83,7 +100,7 @@ def check_first_run(status: int, found: Outcomes | None) -> Outcomes:
         raise TestRunError(f"pytest was interrupted (its status is {found.exit_status})")
     if (status == 0) == bool(found.failed):
         raise TestRunError(f"status {status} with {len(found.failed)} failed tests")
-    if not found.passed and not found.failed:
+    if not found.passed and not found.failed and not found.left_out:
         raise TestRunError("no test ran")
     return found
 
@@ -134,9 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code says whether the part passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, required=True, help="folder of this run of CI")
+    parser.add_argument("--until", type=float, help="Unix time at which no more tests begin")
     parser.add_argument("command", nargs="+", help="what runs pytest; {report} stands for options")
     asked = parser.parse_args(arguments)
-    return 0 if run_part(asked.command, RunRecord(asked.record)) else 1
+    return 0 if run_part(asked.command, RunRecord(asked.record), asked.until) else 1
 
 
 if __name__ == "__main__":

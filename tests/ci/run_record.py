@@ -1,4 +1,4 @@
-"""What the parts of one run of CI leave for its last lines: flaky tests, durations."""
+"""What the parts of one run of CI leave for its last lines: flaky tests, durations, omissions."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class RunRecord:
     def __init__(self, folder: Path) -> None:
         self._flaky = folder / "flaky.jsonl"
         self._durations = folder / "durations.jsonl"
+        self._left_out = folder / "left_out.jsonl"
         self._parts = folder / "parts.tsv"  # written by .ci/run
 
     def add_flaky_test(self, test: FlakyTest) -> None:
@@ -50,6 +51,14 @@ class RunRecord:
         """The tests that took longest, with their seconds."""
         found = [(str(name), float(taken)) for name, taken in _read_lines(self._durations)]
         return sorted(found, key=lambda pair: -pair[1])[:count]
+
+    def add_left_out(self, tests: Iterable[str]) -> None:
+        """Remember the tests for which there was no time."""
+        _append_lines(self._left_out, tests)
+
+    def read_left_out(self) -> list[str]:
+        """Those of the whole run, in their order."""
+        return [str(test) for test in _read_lines(self._left_out)]
 
     def read_part_times(self) -> list[PartTime]:
         """The parts in their order."""

@@ -1,4 +1,4 @@
-"""The last lines of a run of CI: flaky tests, the time of each part, the slowest tests.
+"""The last lines of a run of CI: the time of each part, slow and flaky tests, those not run.
 
 `python -m tests.ci.summary FOLDER SECONDS`.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -43,6 +44,10 @@ def describe_run(record: RunRecord, seconds: int) -> Iterator[str]:
             yield f"warning: {part.name} took more than {PART_LIMITS[part.name]} min"
     if seconds > 60 * WHOLE_LIMIT:
         yield f"warning: everything took more than {WHOLE_LIMIT} min"
+    if left_out := record.read_left_out():
+        files = Counter(test.partition("::")[0] for test in left_out)
+        yield f"NOT RUN, because the time of CI was over: {len(left_out)} tests"
+        yield from (f"  {count:6d}    {file}" for file, count in files.items())
     flaky = record.read_flaky_tests()
     yield from (f"flaky: {test.name}" for test in flaky)
     yield f"flaky tests: {len(flaky)}, at most {MAX_FLAKY} are forgiven"

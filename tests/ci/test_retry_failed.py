@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def test_once(number):
 def test_calm():
     pass
 """
+NEEDS_SERVER = """
+import pytest
+
+@pytest.fixture(scope="module")
+def server():
+    raise OSError("no server")
+
+def test_server(server):
+    pass
+"""
 
 
 class PlantedTests:
@@ -43,9 +54,9 @@ class PlantedTests:
         """The only file of tests."""
         (self.folder / "test_planted.py").write_text(text)
 
-    def run(self, *options: str) -> bool:
+    def run(self, *options: str, until: float | None = None) -> bool:
         """As a part of CI; whether it passed."""
-        return run_part([*PYTEST, *options], self.record)
+        return run_part([*PYTEST, *options], self.record, until)
 
 
 @pytest.fixture
@@ -100,6 +111,15 @@ def test_a_unit_test_has_no_excuse(
     assert not planted.run()
     shown = capfd.readouterr().out
     assert "ci: a unit test may not be flaky: test_planted.py::test_once[0]" in shown
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_what_has_not_begun_in_time_is_left_out(planted: PlantedTests, workers: str) -> None:
+    """Its servers are not started either; the part passes."""
+    planted.write(NEEDS_SERVER)
+    assert planted.run("-n", workers, until=time.time() - 1)
+    assert planted.record.read_left_out() == ["test_planted.py::test_server"]
+    assert not planted.run("-n", workers, until=time.time() + 3600), "there is time, and no server"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,18 @@ def test_a_slow_run_is_warned_of_and_flaky_tests_are_named(tmp_path: Path) -> No
     ]
 
 
+def test_tests_without_time_are_counted_by_file(tmp_path: Path) -> None:
+    """Of all parts together."""
+    record = RunRecord(tmp_path)
+    record.add_left_out(["test_a.py::test_0", "test_a.py::test_1"])
+    record.add_left_out(["test_b.py::test_0"])
+    assert list(describe_run(record, 1))[-4:-1] == [
+        "NOT RUN, because the time of CI was over: 3 tests",
+        "       2    test_a.py",
+        "       1    test_b.py",
+    ]
+
+
 def test_a_run_that_ended_at_once_has_a_summary(tmp_path: Path) -> None:
     """Such as one without an environment."""
     assert (
