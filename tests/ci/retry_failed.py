@@ -68,7 +68,8 @@ def fill_placeholder(
     """The command with the options for pytest's report and for the time of CI."""
     options = f"-p tests.outcome_report --outcomes {shlex.quote(str(outcomes))}"
     if until is not None:
-        options += f" -p tests.ci.time_limit --begin-until {until}"
+        # First, because the other one imports it: pytest warns of plugins that are imported already.
+        options = f"-p tests.ci.time_limit --begin-until {until} {options}"
     return [
         part
         for argument in command

@@ -48,7 +48,9 @@ class PlantedTests:
         self.folder = folder
         self.record = RunRecord(folder)
         markers = "markers =\n  unit: x\n  e2e: x\n  slow: x\n"
-        (folder / "pytest.ini").write_text(f'[pytest]\naddopts = -m "not slow"\n{markers}')
+        (folder / "pytest.ini").write_text(
+            f'[pytest]\naddopts = -m "not slow"\nfilterwarnings = error\n{markers}'
+        )
 
     def write(self, text: str) -> None:
         """The only file of tests."""
