@@ -13,9 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidegate.jobs.engine.errors import CorruptObjectsError
-
-from .slice_reading import CutPart
+from .slice_reading import CutPart, name_damaged_object
 
 MOST_LONG_BYTES: Final = 64 << 20
 """Bytes of long values up to which one process holds rows, besides its other values.
@@ -68,17 +66,12 @@ def _measure_row(part: CutPart, found: list[str]) -> float:
     """Return about how many bytes of the values of these columns a row of an object has."""
     if not found:
         return 0.0
-    try:
-        with pq.ParquetFile(part.path, buffer_size=_READ_BYTES) as file:
-            groups = list(_list_groups(file.metadata, part))
-            if not groups:  # the object has changed since it was planned
-                return 0.0
-            stored = [_measure_stored_row(file.metadata.row_group(n), found) for n in groups]
-            return max(*stored, _measure_first_rows(file, groups[0], found))
-    except MemoryError:  # Arrow's is an ArrowException
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptObjectsError.for_keys([part.key]) from error
+    with name_damaged_object(part), pq.ParquetFile(part.path, buffer_size=_READ_BYTES) as file:
+        groups = list(_list_groups(file.metadata, part))
+        if not groups:  # the object has changed since it was planned
+            return 0.0
+        stored = [_measure_stored_row(file.metadata.row_group(n), found) for n in groups]
+        return max(*stored, _measure_first_rows(file, groups[0], found))
 
 
 def _list_groups(metadata: Any, part: CutPart) -> Iterator[int]:

@@ -9,9 +9,11 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 (other rules that it breaks, with commas).
 """
 
+import errno
 import io
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tidegate.checkpoints.local_store import translate_os_error
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import replace_column, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
@@ -269,18 +272,34 @@ def read_stored_rows(part: CutPart, numbers: pa.Array) -> pa.Table:
     return rows.take(pc.subtract(numbers, first))
 
 
-def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
-    """Columns of an object."""
+@contextmanager
+def name_damaged_object(part: CutPart) -> Iterator[None]:
+    """Say of Arrow's errors that the object is damaged, unless the system has refused to read it.
+
+    Raises:
+        CorruptObjectsError: the object is damaged, or gone.
+        TidegateError: its file system has failed; a dead letter would take its rows away.
+    """
     try:
-        if isinstance(part.path, pa.Table):
-            return part.path.select(names)
-        file = open_parquet_file(part.path)
-        _require_room_for_groups(file.metadata, range(file.metadata.num_row_groups), names)
-        return file.read(columns=names)
+        yield
     except MemoryError:  # Arrow's is an ArrowException
         raise
     except (pa.ArrowException, OSError) as error:
+        # Arrow gives an error of the system its number, and none to what it finds damaged.
+        number = error.errno if isinstance(error, OSError) else None
+        if number not in (None, errno.ENOENT):
+            raise translate_os_error(part.path, error) from error
         raise CorruptObjectsError.for_keys([part.key]) from error
+
+
+def _read_columns(part: CutPart, names: list[str]) -> pa.Table:
+    """Columns of an object."""
+    if isinstance(part.path, pa.Table):
+        return part.path.select(names)
+    with name_damaged_object(part):
+        file = open_parquet_file(part.path)
+        _require_room_for_groups(file.metadata, range(file.metadata.num_row_groups), names)
+        return file.read(columns=names)
 
 
 def _require_room_for_groups(
@@ -311,12 +330,8 @@ def _read_some_rows(
     reader: RowReader, part: CutPart, names: list[str], start: int, end: int
 ) -> pa.Table:
     """Rows of an object by their places in it, the end exclusive."""
-    try:
+    with name_damaged_object(part):
         return reader.read_rows(names, start - part.skipped, end - part.skipped)
-    except MemoryError:  # Arrow's is an ArrowException
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptObjectsError.for_keys([part.key]) from error
 
 
 def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec) -> pa.Table:

@@ -9,12 +9,14 @@ import io
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc as orc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.sources.encoded_objects import SCHEMA, WHOLE, written
@@ -29,6 +31,7 @@ from tidegate.jobs.rows.object_reading import (
     divide_objects,
     open_part,
 )
+from tidegate.jobs.rows.slice_reading import CutPart, read_parts
 from tidegate.jobs.sources.byte_streams import ScratchFile
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject
 from tidegate.jobs.spec.source_spec import SourceSpec
@@ -125,6 +128,27 @@ def test_a_disk_that_does_not_answer_is_no_fault_of_the_object(
     path.unlink()
     with pytest.raises(CorruptObjectsError):
         open_part(0, part, str(path), source)
+
+
+@pytest.mark.parametrize("end", [5000, 4000])
+def test_a_disk_that_does_not_answer_is_no_fault_of_plain_parquet(tmp_path: Path, end: int) -> None:
+    """Whichever read it is, of all rows and of some; a dead letter would take its rows away."""
+    path, source = tmp_path / "1.parquet", source_of("parquet")
+    rows = pa.table({"item": ["é"] * 5000, "amount": list(range(5000))})
+    pq.write_table(rows, path, row_group_size=1000)
+    columns = (("item", "string"), ("amount", "int64"))
+    part = CutPart(0, "1.parquet", "e", 0, 5000, 0, end, path, columns)
+    codes, found = list[str](), None
+    while found is None:
+        failing = replace(part, path=FailingFile(path, len(codes)))
+        try:
+            found = read_parts(columns, [(0, failing)], source)
+        except TransientError as error:
+            codes.append(error.code)
+    assert set(codes) == {"store.unavailable"}
+    assert found.select(["item", "amount"]) == rows.slice(0, end)
+    with pytest.raises(CorruptObjectsError):
+        read_parts(columns, [(0, replace(part, path=tmp_path / "gone.parquet"))], source)
 
 
 def test_a_file_that_is_written_in_place_is_inspected_again(
