@@ -140,7 +140,7 @@ def test_a_disk_that_does_not_answer_is_no_fault_of_plain_parquet(tmp_path: Path
     part = CutPart(0, "1.parquet", "e", 0, 5000, 0, end, path, columns)
     codes, found = list[str](), None
     while found is None:
-        with FailingFile(path, len(codes)) as file:
+        with io.BufferedReader(FailingFile(path, len(codes))) as file:
             try:
                 found = read_parts(columns, [(0, replace(part, path=file))], source)
             except TransientError as error:
