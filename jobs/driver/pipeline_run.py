@@ -381,7 +381,7 @@ class DriverSession(LeasedSession):
 
             context = SparkContext._active_spark_context
             self._spark_ui = context.uiWebUrl if context else None
-        # Not in the first plan, which has two minutes: every next driver would have the same fate.
+        # Not in the first plan: its limit is for other work, and the status says what takes long.
         self._steps.enter("load")
         retry(self._sources.open_logs)
         self._loop = loop = retry(self._make_loop, mover)

@@ -196,23 +196,29 @@ def divide_unit(spec: PipelineSpec, unit: ReadUnit) -> list[ReadUnit]:
 def _divide_further(
     batches: deque[ReadUnit], batch: ReadUnit, refusal: UnitAnswer, total: UnitAnswer
 ) -> None:
-    """Put smaller batches in the place of one that was refused because of long values."""
+    """Put smaller batches in the place of one that was refused because of long values.
+
+    Their events are not written at once: each of them would have a file of its own.
+    """
     most = refusal.most_rows
     assert most is not None  # noqa: S101 - the caller has looked
+    if batch.positions is not None:
+        batch = replace(batch, positions={})
     batches.extendleft(reversed(_divide_slices(batch, lambda _: most)))
     total.read_bytes += refusal.read_bytes
+    total.most_rows = most
 
 
 def _divide_slices(unit: ReadUnit, count_most: Callable[[Slice], int]) -> list[ReadUnit]:
     """Return a unit as batches of one slice, each of at most so many rows of it."""
     found = list[ReadUnit]()
     for index, number, piece in zip(unit.indexes, unit.pieces, unit.cut.slices, strict=True):
-        positions = None if unit.positions is None else {index: unit.positions[index]}
+        positions = unit.positions and {index: unit.positions[index]}
         for parts in _divide_parts(piece.parts, count_most(piece)):
             cut = Cut((replace(piece, parts=parts),))
             batch = replace(unit, indexes=(index,), pieces=(number,), cut=cut, positions=positions)
             found.append(batch)
-            if positions is not None:
+            if positions:
                 positions = {index: positions[index] + batch.count_rows()[index]}
     return found
 

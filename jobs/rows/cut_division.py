@@ -16,7 +16,7 @@ from typing import Any, Final
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.sources.kafka_source import divide_range
-from tidegate.jobs.sources.object_decoding import needs_decoding
+from tidegate.jobs.sources.object_decoding import needs_decoding, restore_framing
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject, JsonView
@@ -57,6 +57,7 @@ class ReadUnit:
         state: the part of the decider's state before the epoch that is about these slices.
         positions: index of a slice -> position of its first row in the events table, if all planned
             rows leave: the task that reads them writes the events then. None: it keeps the rows.
+            Empty: it does neither, because its files would be too small.
     """
 
     number: int
@@ -180,7 +181,8 @@ def _add_extent(source: SourceSpec, part: JsonObject) -> JsonObject:
     offsets = part.get("offsets")
     if not offsets or not needs_decoding(source, part["key"]):
         return part
-    has_header = {"json": False, "csv": source.parse.header}.get(source.format, True)
+    begins_with_header = restore_framing(source, part).parse.header
+    has_header = {"json": False, "csv": begins_with_header}.get(source.format, True)
     if has_header != (offsets[0] > 0):  # the spec has changed since the object was inspected
         return part
     breaks = part["breaks"]

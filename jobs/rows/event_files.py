@@ -50,7 +50,7 @@ RANGE_BYTES: Final = 32 << 20
 """Bytes of rows, as Arrow has them, that one task sorts; more only of rows of the same time."""
 _CUT_BYTES: Final = 8 << 20
 """Bytes of kept rows that a task cuts at a time."""
-_FILE_BYTES: Final = 32 << 20
+FILE_BYTES: Final = 32 << 20
 """Bytes of kept rows that a task writes as one file."""
 _HELD_BYTES: Final = 4 * RANGE_BYTES
 """Bytes of rows for several targets that a task holds; the rows of more are in a file."""
@@ -203,7 +203,7 @@ def write_read_events(order: EventsOrder, unit: ReadUnit, kept: pa.Table) -> Fil
     """Write rows that were just read, at the positions that were planned for them."""
     assert unit.positions is not None  # noqa: S101 - see `ReadUnit`
     answer, following = FileAnswer(unit.number), dict(unit.positions)
-    files = -(-kept.nbytes // _FILE_BYTES)
+    files = -(-kept.nbytes // FILE_BYTES)
     step = -(-kept.num_rows // max(files, 1))
     for first in range(0, kept.num_rows, max(step, 1)):
         table = _add_members(order, kept.slice(first, step).combine_chunks())
@@ -218,7 +218,7 @@ def write_unit_events(
     begun = time.process_time()
     answer, found, following = FileAnswer(unit), 0, dict(firsts.get(unit, {}))
     try:
-        for rows in _join_kept_rows(pieces, _FILE_BYTES):
+        for rows in _join_kept_rows(pieces, FILE_BYTES):
             found += rows.num_rows
             table = _add_members(order, rows)
             _write_events(answer, order, *_assign_positions(table, following))

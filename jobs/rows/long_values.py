@@ -20,9 +20,10 @@ MOST_LONG_BYTES: Final = 64 << 20
 
 As `MOST_CELLS` it belongs to the division of a cut (`DIVISION`).
 """
-_FEW_VALUES: Final = 100_000
+_FEW_VALUES: Final = 1_000
 """Long values of a unit up to which nothing is measured."""
 _SAMPLED_ROWS: Final = 1_024
+_ROWS_AT_ONCE: Final = 64
 _READ_BYTES: Final = 256 << 10
 """Bytes of a column that are read at a time for the first rows."""
 _LONG_KINDS: Final = (
@@ -94,9 +95,15 @@ def _measure_stored_row(group: Any, names: Collection[str]) -> float:
 
 
 def _measure_first_rows(file: pq.ParquetFile, group: int, names: list[str]) -> float:
-    rows = next(file.iter_batches(_SAMPLED_ROWS, [group], names))
-    columns = (
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        for column in rows.columns
-    )
-    return float(sum(column.nbytes for column in columns) / rows.num_rows)
+    rows = size = 0
+    for batch in file.iter_batches(_ROWS_AT_ONCE, [group], names):
+        rows += batch.num_rows
+        size += sum(
+            column.dictionary_decode().nbytes
+            if pa.types.is_dictionary(column.type)
+            else column.nbytes
+            for column in batch.columns
+        )
+        if rows >= _SAMPLED_ROWS or size >= MOST_LONG_BYTES:
+            break
+    return size / rows

@@ -26,7 +26,11 @@ from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.jobs.sources.byte_streams import ScratchFile, copy_to_scratch
 from tidegate.jobs.sources.errors import OBJECT_CHANGED
-from tidegate.jobs.sources.object_decoding import decode_to_parquet, needs_decoding
+from tidegate.jobs.sources.object_decoding import (
+    decode_to_parquet,
+    needs_decoding,
+    restore_framing,
+)
 from tidegate.jobs.sources.object_inspection import (
     InspectedObject,
     describe_encoded_object,
@@ -308,7 +312,7 @@ def make_part(
 
 def _decode_part(part: JsonObject, uri: str, source: SourceSpec) -> ScratchFile:
     key, columns = part["key"], part["columns"]
-    out = ScratchFile()
+    source, out = restore_framing(source, part), ScratchFile()
     with _open_planned(part, uri, source) as file:
         own = _open_extent(file, part, source) if _is_share(part) else file
         bad = decode_to_parquet(key, own, source, out, columns)

@@ -172,8 +172,8 @@ class UnitAnswer:
         unknown: source -> number of a schema of a registry that the task lacked -> the place of a
             message with it.
         left: why a task cannot compute the unit; the rest says nothing then.
-        most_rows: how many rows a task may hold at once, if values are long and it was given more;
-            the rest says nothing then.
+        most_rows: how many rows a task may hold at once, if values are long and it was given more.
+            Of a batch the rest says nothing then; the rows of a unit were read in smaller batches.
     """
 
     number: int
@@ -399,7 +399,7 @@ def _fill_answer(
 ) -> pa.Table | None:
     """Judge and fold the rows; return those that are kept for the events.
 
-    Those of a unit with `ReadUnit.positions` are not: they are written.
+    Those of a unit with `ReadUnit.positions` are not: they are written, if all of them leave.
     """
     tables, judged, is_whole = [], [], True
     for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
@@ -431,7 +431,7 @@ def _fill_answer(
     answer.kept = summarize_kept_rows(kept, with_times=is_ordered)
     if unit.positions is None:
         return kept
-    if answer.kept.rows == unit.count_rows():
+    if unit.positions and answer.kept.rows == unit.count_rows():
         require_room()
         members = list_event_members(order.spec, unit)
         events = EventsOrder(order.spec, order.folders, order.store, order.section, members, {})

@@ -34,6 +34,7 @@ from tidegate.jobs.rules.declared_values import build_cast_sql, build_complaint_
 from tidegate.jobs.rules.duck_frame import MEMORY_ERRORS, query_table
 from tidegate.jobs.spec.pipeline import SourceSpec
 from tidegate.jobs.spec.table_layout import DeadLetterReason
+from tidegate.json_types import JsonObject, JsonView
 
 from .avro import iterate_avro_tables
 from .byte_streams import ByteStream, copy_to_scratch, find_codec, open_compressed
@@ -49,6 +50,11 @@ from .text_chunks import (
 
 BREAK_BYTES: Final = 3 << 20
 """Between two breaks of an object at least: a little less than a chunk of a text."""
+FRAMING: Final = "framing"
+"""Of a planned object that was half read: the options that say which rows an object of CSV has.
+
+They are those with which its first rows were read, whatever the spec says since.
+"""
 BAD_REASON: Final = "_why"
 BAD_TEXT: Final = "_text"
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
@@ -114,6 +120,18 @@ def needs_decoding(spec: SourceSpec, key: str) -> bool:
         return True
     is_delta = spec.table is not None and spec.table.format == "delta"
     return is_delta and bool(parse_folder_values(key))
+
+
+def describe_framing(spec: SourceSpec) -> JsonObject:
+    """Return what a plan keeps of a source for its half read objects; empty if it is not CSV."""
+    options = {"delimiter", "quote", "header"}
+    return {FRAMING: spec.parse.model_dump(include=options)} if spec.format == "csv" else {}
+
+
+def restore_framing(spec: SourceSpec, part: JsonView) -> SourceSpec:
+    """Return the source with the options with which a planned object was begun."""
+    parse = spec.parse.model_copy(update=part.get(FRAMING, {}))
+    return spec.model_copy(update={"parse": parse})
 
 
 class _UnreadableError(Exception):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow.parquet as pq
 
@@ -63,6 +63,14 @@ class Footer:
     columns: dict[str, str]
     breaks: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
+
+    def add_breaks(self, other: Self) -> Self:
+        """Return the footer with the breaks that another one knows of the same object."""
+        offsets = dict(zip(self.breaks, self.offsets, strict=False))
+        offsets |= zip(other.breaks, other.offsets, strict=False)
+        breaks = sorted({*self.breaks, *other.breaks})
+        known = tuple(offsets[row] for row in breaks if row in offsets)
+        return replace(self, breaks=tuple(breaks), offsets=known)
 
     def list_breaks(self, start: int, end: int) -> JsonObject:
         """Return the breaks of some rows as a plan has them; empty if there are none.

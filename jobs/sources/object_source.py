@@ -26,7 +26,7 @@ from tidegate.json_types import JsonObject, JsonView
 
 from .arrival_log import ArrivalLog, BucketNotifications
 from .input_view import InputView, resolve_source_folder
-from .object_decoding import BadObject
+from .object_decoding import FRAMING, BadObject, describe_framing
 from .object_inspection import (
     READ_THREADS,
     UNKNOWN_SIZE,
@@ -129,7 +129,7 @@ class ObjectSource:
         opened = [self._inspector.reopen_pinned_object(at.open)] if at.open else []
         wanted = (limits.objects or _MAX_OBJECTS_PER_SLICE) - len(opened)
         entries = self._list_next_entries(member, at, wanted + 1, ended=ended)
-        builder = _SliceBuilder(member, at, limits)
+        builder = _SliceBuilder(member, at, limits, describe_framing(self.spec))
         for inspected in chain(opened, self._inspector.inspect_entries(entries[:wanted])):
             if not builder.add_object(inspected):
                 break
@@ -145,7 +145,12 @@ class ObjectSource:
         # Parts that begin at `end` or after it are left to the next slice.
         kept = [p for p in part.parts if join_seq(p["ordinal"], p["row_start"]) < end]
         last = kept[-1]
-        resume = _ResumePoint(ordinal, row, None, _pin_object(last, restore_footer(last), row))
+        footer = restore_footer(last)
+        planned = part.resume["open"] if part.resume else None
+        if planned is not None and planned["key"] == last["key"]:
+            footer = footer.add_breaks(restore_footer(planned))
+        pinned = describe_framing(self.spec) | _pin_object(last, footer, row)
+        resume = _ResumePoint(ordinal, row, None, pinned)
         if row >= last["rows"]:  # consumed whole after all
             resume = _ResumePoint(ordinal + 1, 0, last["key"], None)
         if last["ordinal"] == ordinal:
@@ -358,13 +363,21 @@ class _ResumePoint:
 class _SliceBuilder:
     """Takes objects in order until a limit is reached.
 
+    Args:
+        member: whose slice it is.
+        at: where it begins.
+        limits: of one slice.
+        framing: of an object that is begun (`describe_framing`).
+
     Attributes:
         at: where the next slice continues.
         consumed_entries: objects taken, without the one that was open before.
     """
 
-    def __init__(self, member: Member, at: _ResumePoint, limits: ReadLimits) -> None:
-        self._member, self._start = member, at.seq
+    def __init__(
+        self, member: Member, at: _ResumePoint, limits: ReadLimits, framing: JsonObject
+    ) -> None:
+        self._member, self._start, self._framing = member, at.seq, framing
         self.at, self.consumed_entries = at, 0
         self._rows_left, self._bytes_left = limits.rows, limits.bytes
         self._parts: list[JsonObject] = []
@@ -389,7 +402,7 @@ class _SliceBuilder:
         else:
             part = self._add_rows(inspected, found)
             if part["row_end"] < part["rows"]:
-                pinned = _pin_object(part, found, part["row_end"])
+                pinned = self._framing | _pin_object(part, found, part["row_end"])
                 self.at = _ResumePoint(self.at.ordinal, part["row_end"], None, pinned)
                 return False
         self.at = _ResumePoint(self.at.ordinal + 1, 0, inspected.key, None)
@@ -411,6 +424,8 @@ class _SliceBuilder:
             "columns": footer.columns,
         }
         part |= footer.list_breaks(start, end)
+        if self.at.open is not None and FRAMING in self.at.open:
+            part[FRAMING] = self.at.open[FRAMING]
         if end > start:
             self._parts.append(part)
         return part
@@ -432,7 +447,8 @@ class _SliceBuilder:
 
 def _pin_object(part: JsonView, footer: Footer, row: int) -> JsonObject:
     """What is kept of an object of which the rows from this one on are left."""
-    pinned = {name: part[name] for name in ("key", "etag", "size", "rows", "columns")}
+    names = ("key", "etag", "size", "rows", "columns", FRAMING)
+    pinned = {name: part[name] for name in names if name in part}
     return pinned | footer.list_breaks(row, footer.rows)
 
 

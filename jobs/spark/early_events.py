@@ -4,7 +4,8 @@ Positions of events are contiguous, so a task has to know how many rows before i
 knows how many rows it reads, and without an order all of them leave, but for dead letters, for what
 `where`, rules, punctuation or `max_jump` set aside, and for offsets of a topic without a message.
 Where nothing of this happened in the last epochs, the positions are taken from the plan, and a
-second job is spared. If some rows do not leave after all, the epoch is read again.
+second job is spared. If some rows do not leave after all, the epoch is read again. So it is if rows
+are so long that tasks hold few of them: the files would be small, and a second job joins rows.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,11 @@ from dataclasses import replace
 from typing import Final
 
 from tidegate.jobs.rows.cut_division import ReadUnit
-from tidegate.jobs.rows.event_files import assign_first_positions, list_event_members
-from tidegate.jobs.rows.slice_scan import MOST_CELLS
+from tidegate.jobs.rows.event_files import (
+    FILE_BYTES,
+    assign_first_positions,
+    list_event_members,
+)
 from tidegate.jobs.rows.unit_reading import UnitAnswer
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -28,6 +32,10 @@ _MOST_FOOTER_BYTES: Final = 2 << 20
 """What the answers of tasks may have of footers, besides partial aggregates (`SENT_BYTES`)."""
 _FOOTER_BYTES: Final = 256
 """Of a footer for each column, about."""
+_MORE_COLUMNS: Final = 10
+"""Columns that events have besides those of rows, and what else is said of a file."""
+_VALUE_BYTES: Final = 16
+"""Of a value in memory, about; files of events are bounded by them (`FILE_BYTES`)."""
 
 
 class EarlyEvents:
@@ -53,8 +61,10 @@ class EarlyEvents:
         """
         if first is None or not self._is_possible or self._whole_epochs < WHOLE_EPOCHS:
             return units
-        files = sum(1 + unit.count_cells(self._spec) // MOST_CELLS for unit in units)
-        if files * len(self._spec.row_columns) * _FOOTER_BYTES > _MOST_FOOTER_BYTES:
+        values = (unit.count_cells(self._spec) for unit in units)
+        files = sum(1 + number * _VALUE_BYTES // FILE_BYTES for number in values)
+        columns = len(self._spec.row_columns) + _MORE_COLUMNS
+        if files * columns * _FOOTER_BYTES > _MOST_FOOTER_BYTES:
             return units
         members = {
             index: member
@@ -67,6 +77,8 @@ class EarlyEvents:
 
     def note_epoch(self, units: Sequence[ReadUnit], answers: Sequence[UnitAnswer]) -> None:
         """Learn from an epoch; one without rows says nothing."""
+        if any(answer.most_rows is not None for answer in answers):
+            self._is_possible = False  # rows with long values will come again
         if units:
             self._whole_epochs = self._whole_epochs + 1 if have_left(units, answers) else 0
 
@@ -81,9 +93,11 @@ def _is_whole_at_first(source: SourceSpec) -> bool:
 
 
 def have_left(units: Sequence[ReadUnit], answers: Sequence[UnitAnswer]) -> bool:
-    """Whether all planned rows leave."""
+    """Whether all planned rows leave, and are written where tasks should write them."""
     return all(
-        answer.kept is not None and answer.kept.rows == unit.count_rows()
+        answer.kept is not None
+        and answer.kept.rows == unit.count_rows()
+        and (unit.positions is None or answer.most_rows is None)
         for unit, answer in zip(units, answers, strict=True)
     )
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 from pyspark import TaskContext
 from pyspark.serializers import CPickleSerializer
@@ -160,7 +161,14 @@ class StateMerging:
         windows = self.epoch.spec.windows
         affected = windows.values() if name == OPEN_EDGES else [windows[name]]
         keeps_rows = (parts or live) and any(window.keeps_rows for window in affected)
-        rows += sum(map(self._count_gap_windows, affected, [rows] * len(windows)))
+        starts = [
+            start
+            for _, table in sent
+            if "_ws" in table.column_names
+            for start in pc.min_max(table["_ws"]).as_py().values()
+            if start is not None
+        ]
+        rows += sum(self._count_gap_windows(window, rows, starts) for window in affected)
         # All windows together have one bound.
         most = MERGE_BYTES // max(len(windows), 1)
         if not keeps_rows and not stored and rows <= MERGE_ROWS and size <= most:
@@ -168,11 +176,18 @@ class StateMerging:
         count: int = max(-(-rows // max(MERGE_ROWS, 1)), -(-size // MERGE_BYTES), 1)
         return count
 
-    def _count_gap_windows(self, window: WindowSpec, keys: int) -> int:
-        """Windows without rows that `zero_rows` may add, of at most so many keys."""
+    def _count_gap_windows(self, window: WindowSpec, keys: int, starts: list[int]) -> int:
+        """Windows without rows that `zero_rows` may add, of at most so many keys.
+
+        `starts` of windows with rows bound the epochs before and behind which there is no frontier.
+        """
         before = self.epoch.decision.frontier_before
         after = self.epoch.decision.frontier_after
-        if not window.zero_rows or not TICK_MIN < before < after < TICK_MAX:
+        if before == TICK_MIN:
+            before = min(starts, default=after)
+        if after == TICK_MAX:
+            after = max(starts, default=before)
+        if not window.zero_rows or after <= before:
             return 0
         return keys * ((after - before) // (window.period or 1))
 

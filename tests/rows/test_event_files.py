@@ -96,7 +96,7 @@ def test_a_large_unit_is_written_as_several_files(
     kept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task holds the rows of one file; positions go on from file to file."""
-    monkeypatch.setattr(event_files, "_FILE_BYTES", 1_000)
+    monkeypatch.setattr(event_files, "FILE_BYTES", 1_000)
     (spec, store), pieces = kept
     order = EventsOrder(spec, FOLDERS, store.url, 0, MEMBERS, {0: 50, 1: 50})
     both = [piece for own in pieces.values() for piece in own]

@@ -33,7 +33,10 @@ from tidegate.jobs.rows.object_reading import (
 )
 from tidegate.jobs.rows.slice_reading import read_parts
 from tidegate.jobs.sources import byte_streams, text_chunks
+from tidegate.jobs.sources.input_view import InputView
 from tidegate.jobs.sources.object_inspection import Footer, InspectedObject, restore_footer
+from tidegate.jobs.sources.object_source import ObjectSource
+from tidegate.jobs.spec.pipeline import ReadLimits
 from tidegate.jobs.spec.source_spec import SourceSpec
 from tidegate.json_types import JsonObject
 
@@ -251,3 +254,68 @@ def test_an_object_that_only_the_last_share_finds_damaged_is_named(
     with pytest.raises(CorruptObjectsError) as caught:
         read_rows(store, last, source)
     assert caught.value.keys == (part["key"],)
+
+
+QUOTED = "at,item,amount\n" + '2026-03-01T00:00:00Z,"b\nc",5\n' * 60
+
+
+def open_csv(store: LocalStore, folder: Path, **parse: Any) -> ObjectSource:
+    """A source of CSV with these options, whose objects are inspected as tasks do it."""
+    pipeline = spec(format="csv", parse=parse)
+    source, view = pipeline.sources["a"], InputView(store, pipeline, folder)
+
+    def inspect(_: str, entries: Any, locate: Any) -> list[Any]:
+        """Look at objects."""
+        objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
+        units = divide_objects(source, objects)
+        return [found for unit in units for found in describe_unit(unit).found]
+
+    view.let_tasks_inspect(inspect)
+    return ObjectSource("a", source, view)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("change", ["quote", "header", "delimiter"])
+def test_an_object_is_read_to_its_end_as_it_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, is_shared: bool
+) -> None:
+    """Other options of CSV are for the objects behind it: its rows would have other numbers."""
+    use_chunks(monkeypatch, 100 if is_shared else 1 << 20)
+    old, new = {
+        "quote": ({"quote": "'"}, {}),
+        "header": ({}, {"header": False}),
+        "delimiter": ({}, {"delimiter": "\n"}),
+    }[change]
+    store = LocalStore(tmp_path / "store")
+    store.put("inbox/a/1.csv", QUOTED.encode())
+    store.put("inbox/a/2.csv", QUOTED.encode())
+    begun, changed = open_csv(store, tmp_path / "1", **old), open_csv(store, tmp_path / "2", **new)
+    whole = begun.plan(Member("a"), None, ReadLimits(objects=1))
+    first = begun.plan(Member("a"), None, ReadLimits(rows=20))
+    second = changed.plan(Member("a"), first.resume, ReadLimits(rows=10))
+    third = changed.plan(Member("a"), second.resume, ReadLimits(objects=1))
+    shares = [
+        *((begun, part) for part in divide_part(store, first.parts[0], begun.spec)),
+        *((changed, part) for part in divide_part(store, second.parts[0], changed.spec)),
+        *((changed, part) for part in divide_part(store, third.parts[0], changed.spec)),
+    ]
+    assert (len(shares) > 5) == is_shared
+    found = pa.concat_tables([read_rows(store, part, source.spec) for source, part in shares])
+    assert found == read_rows(store, whole.parts[0], begun.spec)
+    last = changed.plan(Member("a"), third.resume, ReadLimits(objects=1))
+    assert all("framing" not in part for part in last.parts), "the next one has the new options"
+
+
+def test_a_slice_that_is_cut_short_leaves_the_breaks_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its next reader would decode the object to its end."""
+    use_chunks(monkeypatch, 100)
+    store = LocalStore(tmp_path / "store")
+    store.put("inbox/a/1.csv", QUOTED.encode())
+    source = open_csv(store, tmp_path / "1")
+    planned = source.plan(Member("a"), None, ReadLimits(rows=20))
+    trimmed = source.trim(planned, join_seq(0, 5))
+    assert trimmed.resume == source.plan(Member("a"), None, ReadLimits(rows=5)).resume
+    assert trimmed.resume is not None
+    assert len(trimmed.resume["open"]["breaks"]) > 10

@@ -121,7 +121,7 @@ def test_a_log_of_an_earlier_version_names_a_file_with_a_backslash(tmp_path: Pat
 def test_the_log_is_read_before_the_first_plan(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, partition_by: str
 ) -> None:
-    """A plan has two minutes; reading the pages of tens of millions of objects takes longer."""
+    """Reading the pages of tens of millions of objects takes long, and is a step of its own."""
     monkeypatch.setattr(arrival_log, "_KEYS_PER_PAGE", 1)
     monkeypatch.setattr(arrival_log, "_PAGES_PER_BATCH", 2)
     store = store_of("x/a", "x/b", "x/c")

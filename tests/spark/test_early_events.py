@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.agreement import SECOND, Pair, Row, divide_finely, spec_of
 from tidegate.errors import PoisonError
-from tidegate.jobs.rows import batch_reading, event_files
+from tidegate.jobs.rows import batch_reading, event_files, long_values
 from tidegate.jobs.spark import early_events, python_tasks
 from tidegate.jobs.spark.early_events import EarlyEvents
 from tidegate.jobs.spark.local_session import LocalSession
@@ -121,13 +121,30 @@ def test_files_of_the_first_reading_are_deleted(tmp_path: Path) -> None:
 def test_a_large_batch_becomes_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Events that are written at once have files of about `_FILE_BYTES`."""
-    monkeypatch.setattr(event_files, "_FILE_BYTES", 100)
+    """Events that are written at once have files of about `FILE_BYTES`."""
+    monkeypatch.setattr(event_files, "FILE_BYTES", 100)
     pair = open_events(tmp_path, sources={"a": {}})
     put_rows(pair, "a", [*range(9)])
     moved, _ = pair.run(0)
     assert len(moved.files["events"]) > 2
     assert [row["position"] for row in _sort_by_position(pair)] == [*range(9)]
+
+
+def test_a_second_job_joins_rows_with_long_values(
+    tmp_path: Path, jobs: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which a task holds few at a time: each time it would write a file. It is not tried again."""
+    monkeypatch.setattr(long_values, "_FEW_VALUES", 0)
+    monkeypatch.setattr(long_values, "MOST_LONG_BYTES", 50)
+    pair = open_events(tmp_path, sources={"a": {}})
+    for epoch in range(early_events.WHOLE_EPOCHS + 2):
+        put_rows(pair, "a", [*range(9)])
+        moved, _ = pair.run(epoch * SECOND)
+        assert len(moved.files["events"]) == 1
+    assert jobs == {
+        "run_read_job": early_events.WHOLE_EPOCHS + 3,
+        "run_events_job": early_events.WHOLE_EPOCHS + 2,
+    }
 
 
 def test_a_condition_has_to_let_all_rows_pass_first(tmp_path: Path, jobs: Counter[str]) -> None:
