@@ -21,6 +21,7 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 from .json_messages import (
     PlainMessages,
     convert_texts,
+    find_odd_values,
     get_kafka_options,
     list_field_kinds,
     list_former_names,
@@ -110,9 +111,9 @@ def decode_payloads(
         column = _build_column(cells, field.type)
         if texts is not None:
             words = pa.array(texts, pa.string())
-            cast, strange = convert_texts(words, declared, plan.tick)
+            cast = convert_texts(words, declared, plan.tick)
             column = pc.coalesce(column, cast)
-            odd |= strange
+            odd |= find_odd_values(words, cast)
         columns.append(column)
     return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
 
