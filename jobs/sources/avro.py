@@ -22,7 +22,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.json_types import JsonObject
 
-from .byte_streams import ByteStream, StreamPart, open_compressed
+from .byte_streams import ByteStream, StreamPart, decompress_snappy, open_compressed
 
 _MAGIC = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
@@ -359,14 +359,8 @@ _encode_as_json = json.JSONEncoder(default=_encode_as_text, separators=(",", ":"
 
 
 def _decompress_snappy(data: bytes) -> bytes:
-    """Decompress raw snappy: the length comes first, a checksum of the result last."""
-    size = shift = 0
-    for byte in data:
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    result: bytes = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+    """Decompress a block that ends with a checksum of the result."""
+    result = decompress_snappy(data[:-4])
     if zlib.crc32(result) != int.from_bytes(data[-4:], "big"):
         raise AvroError("a block's checksum is wrong")
     return result

@@ -164,6 +164,20 @@ def open_compressed(codec: str | None, stream: ByteStream) -> ByteStream:
     return buffered if codec is None else _OPENERS[codec](buffered)
 
 
+def decompress_snappy(data: bytes) -> bytes:
+    """Return what a block of raw snappy holds, whose length comes first.
+
+    Raises:
+        OSError: the block is damaged.
+    """
+    size = 0
+    for place, byte in enumerate(data):  # seven bits a byte, the lowest first
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            break
+    return bytes(pa.decompress(data, size, "snappy", asbytes=True))
+
+
 def copy_to_scratch(stream: ByteStream) -> ScratchFile:
     """Return a copy that can be read from any place.
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .byte_streams import READ_BYTES, ScratchFile, StreamPart, open_compressed
+from .byte_streams import READ_BYTES, ScratchFile, StreamPart, decompress_snappy, open_compressed
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
 # Message of ORC -> field -> its number, and its type unless it is a number. Other fields are kept.
@@ -230,18 +230,8 @@ def _decompress_chunk(chunk: bytes, codec: str) -> bytes:
     if codec == "ZLIB":
         return zlib.decompress(chunk, -zlib.MAX_WBITS)
     if codec == "SNAPPY":
-        return bytes(pa.decompress(chunk, _read_snappy_size(chunk), "snappy", asbytes=True))
+        return decompress_snappy(chunk)
     if codec == "LZ4":
         size = len(chunk).to_bytes(4, "little")
         chunk = _LZ4_FRAME + size + chunk + bytes(4)
     return bytes(open_compressed(codec.lower(), io.BytesIO(chunk)).read())
-
-
-def _read_snappy_size(chunk: bytes) -> int:
-    """Return the number at the beginning of a chunk, in seven bits a byte, the lowest first."""
-    size = 0
-    for place, byte in enumerate(chunk):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            break
-    return size
