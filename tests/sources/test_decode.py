@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracle.rows import RawRow
 from tests.sources.encoded_objects import (
+    AVRO_SYNC,
     ROWS,
     START,
     TICK,
@@ -173,6 +174,15 @@ def test_avro(tmp_path: Path, codec: str) -> None:
     )
     assert plain(rows) == [(0, None, 0), *GOOD[1:]]
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
+
+
+def test_a_snappy_block_of_impossible_length_makes_an_object_unreadable() -> None:
+    """A damaged length is not a lack of memory, however large it is."""
+    whole = avro(ROWS, codec="snappy")
+    place = whole.index(AVRO_SYNC) + len(AVRO_SYNC) + 2
+    damaged = whole[:place] + b"\xff" * 7 + b"\x7f" + whole[place + 8 :]
+    with pytest.raises(AvroError, match="damaged: ValueError"):
+        read_typed_object(damaged, "avro")
 
 
 def test_bad_json_rows_do_not_affect_others(tmp_path: Path) -> None:
