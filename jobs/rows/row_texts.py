@@ -30,8 +30,7 @@ _LEAST_SCIENTIFIC: Final = 1e7
 
 def write_row_texts(rows: pa.Table) -> list[str]:
     """Return each row as a JSON object."""
-    columns = rows.combine_chunks().columns
-    texts = [_write_values(_join_chunks(column)) for column in columns]
+    texts = [_write_values(column.combine_chunks()) for column in rows.columns]
     return _write_objects(rows.column_names, texts, rows.num_rows)
 
 
@@ -56,10 +55,6 @@ def write_json(value: Any) -> str:
             pairs = (f"{_quote_text(name)}:{write_json(one)}" for name, one in value)
             return f"{{{','.join(pairs)}}}"
     return str(value) if isinstance(value, int | Decimal) else _quote_text(str(value))
-
-
-def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 def _write_objects(names: list[str], columns: list[Texts], rows: int) -> list[str]:
