@@ -166,7 +166,11 @@ def _iterate_blocks(
         is_small = size <= chunk_bytes
         if is_small or codec == _SNAPPY:
             require_room(size)
-            data = _decompress_block(codec, block.readall())
+            packed = block.readall()
+            if codec == _SNAPPY:
+                data = _decompress_snappy(packed)
+            else:
+                data = open_compressed(_CODECS[codec], io.BytesIO(packed)).read()
             _check_end(block, stream, sync)
             if count > len(data):
                 raise AvroError(f"a block of {len(data)} bytes has {count} rows")
@@ -182,14 +186,6 @@ def _check_end(block: StreamPart, stream: ByteStream, sync: bytes) -> None:
     # The marker is random per file, so a block of a cut or joined file is noticed.
     if block.left or stream.read(_SYNC_BYTES) != sync:
         raise AvroError("a block does not end with the file's sync marker")
-
-
-def _decompress_block(codec: str, data: bytes) -> bytes:
-    if codec == "null":
-        return data
-    if codec == _SNAPPY:
-        return _decompress_snappy(data)
-    return open_compressed(_CODECS[codec], io.BytesIO(data)).read()
 
 
 def _read_number(stream: ByteStream) -> int | None:
