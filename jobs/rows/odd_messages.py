@@ -64,29 +64,26 @@ def read_odd_messages(
     messages: pa.Table, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
 ) -> pa.Table:
     """Return a row for each message, as `PlainMessages.columns` has it."""
-    own = [*plan.columns.names[:-4]]
-    values: dict[str, list[Any]] = {name: [] for name in own}
+    rows: list[Mapping[str, Any]] = []
     reasons: list[str | None] = []
+    texts: list[str | None] = []
     times = messages["timestamp"].cast(pa.int64()).to_pylist()
     found = messages.drop_columns(["timestamp"]).to_pylist()
     for message, time in zip(found, times, strict=True):
+        row: dict[str, Any] = {}
+        reason: str | None = None
         try:
             row = _read_message(message, time, source, decode)
-            reasons.append(None)
         except DeadMessageError as error:
-            row = {}
-            reasons.append(str(error))
+            reason = str(error)
         except _FAULTS as error:
-            row = {}
-            reasons.append(f"the message cannot be read: {get_first_line(error)}")
-        for name in own:
-            values[name].append(row.get(name))
-    texts = [
-        None if reason is None else _show_message(message, source)
-        for message, reason in zip(found, reasons, strict=True)
-    ]
+            reason = f"the message cannot be read: {get_first_line(error)}"
+        rows.append(row)
+        reasons.append(reason)
+        texts.append(None if reason is None else _show_message(message, source))
     offsets = [message["offset"] % ROWS_PER_ORDINAL for message in found]
-    columns = [_build_column(values[name], plan.columns.field(name).type) for name in own]
+    own = list(plan.columns)[:-4]
+    columns = [_build_column([row.get(field.name) for row in rows], field.type) for field in own]
     return pa.table([*columns, reasons, texts, offsets, messages["partition"]], plan.columns)
 
 
