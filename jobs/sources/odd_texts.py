@@ -8,8 +8,6 @@ import codecs
 import re
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from .text_chunks import build_value_patterns
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
@@ -53,9 +51,9 @@ def add_marks(data: bytes, delimiter: str, quote: str) -> MarkedText:
 
 def _add_byte_marks(data: bytes) -> MarkedText:
     try:
-        pa.array([data], pa.large_binary()).cast(pa.large_string())
+        data.decode()
         return MarkedText(data)
-    except pa.ArrowInvalid:
+    except UnicodeDecodeError:
         text = data.decode("utf-8", "surrogateescape")
     mark = _choose_mark(text)
     marked = re.sub("[\ud800-\udfff]", mark, text)
