@@ -123,11 +123,8 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return arrow.startswith("timestamp") and not (
             is_naive_timestamp(arrow) or is_nanosecond_timestamp(arrow)
         )
-    own = arrow_to_spark_type(arrow)
-    return own is not None and (
-        own == declared_to_spark_type(declared)
-        or declared in ARROW_TYPES.get(arrow, {}).get("fits", ())
-    )
+    is_same = arrow_to_spark_type(arrow) == declared_to_spark_type(declared)
+    return is_same or declared in ARROW_TYPES.get(arrow, {}).get("fits", ())
 
 
 _UNPROVEN = {
