@@ -333,7 +333,8 @@ def _read_enum(number: int, schema: Any, _: Any = None) -> str:
 
 def _read_decimal(data: bytes, schema: Any, _: Any = None) -> Decimal:
     unscaled = int.from_bytes(data, "big", signed=True)
-    return Decimal(unscaled).scaleb(-schema["digits_after_point"])
+    # Of a text: arithmetic rounds to the digits of a context.
+    return Decimal(f"{unscaled}E{-schema['digits_after_point']}")
 
 
 # fastavro's documented registry of custom logical types. It is global, hence the prefix.

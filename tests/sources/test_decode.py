@@ -542,6 +542,20 @@ def test_avro_that_contains_itself() -> None:
         read_typed_object(head + b"\x02" + size + b"\x02" * count + b"\x00" + sync, "avro")
 
 
+def test_an_avro_decimal_keeps_all_its_digits() -> None:
+    """Those beyond the 28 that arithmetic of Python keeps, alone and in nested values."""
+    decimals = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    prices = {"type": "array", "items": decimals}
+    fields = [{"name": "price", "type": decimals}, {"name": "prices", "type": prices}]
+    number, text = 10**37 + 1, f"1{'0' * 35}.01"
+    raw = number.to_bytes(16, "big")
+    row = {"price": raw, "prices": [raw]}
+    schema = {"type": "record", "name": "r", "fields": fields}
+    found = read_typed_object(container(schema, [row]), "avro")
+    assert found["price"].to_pylist() == [Decimal(text)]
+    assert found["prices"].to_pylist() == [f'["{text}"]']
+
+
 def test_avro_values_are_exact() -> None:
     """Nanoseconds, times beyond the year 9999 and decimals are neither rounded nor refused."""
     decimals = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
