@@ -115,10 +115,6 @@ def _plan_columns(
     return columns
 
 
-def _keep_value(value: Any) -> Any:
-    return value
-
-
 def _describe_fault(column: _Column, value: Any) -> str:
     shown = _show_value(value, column.field.kind)
     what = f"{column.name} is {column.field.described}, declared {column.declared}"
@@ -149,7 +145,7 @@ def _choose_converter(kind: str, declared: str, source: SourceSpec) -> _Converte
     if kind == "string" and declared != "timestamp":
         return partial(_convert_text, declared=declared, source=source)
     if (kind, declared) in _KEPT or kind == declared.replace(" ", ""):
-        return _keep_value
+        return lambda value: value
     if declared == "timestamp":
         return _choose_time_converter(kind, source)
     fits = accepts_family(declared, _find_family(kind))
@@ -159,7 +155,7 @@ def _choose_converter(kind: str, declared: str, source: SourceSpec) -> _Converte
         return lambda _: None
     if declared.startswith("decimal"):
         return partial(_convert_to_decimal, declared=declared)
-    return float if (kind, declared) == ("float", "double") else _CONVERTERS[declared]
+    return _CONVERTERS[declared]
 
 
 def _find_family(kind: str) -> str:

@@ -25,9 +25,6 @@ _MOST_BITS: Final = 70
 """Of a number, with those that are no part of it."""
 _MOST_LEVELS: Final = 200
 """Of a schema, as its JSON nests. How deep functions call each other differs between Pythons."""
-_PRIMITIVES: Final = frozenset(
-    {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
-)
 _TIMES: Final = {
     ("int", "date"): ("date", 1),
     ("long", "timestamp-millis"): ("instant", 1_000),
@@ -150,7 +147,7 @@ class _ReaderMaker:
         if isinstance(schema, list):
             return self._make_union(schema)
         if isinstance(schema, str):
-            schema = {"type": schema} if schema in _PRIMITIVES else self._named[schema]
+            schema = {"type": schema} if schema in _LEAVES else self._named[schema]
         own = schema["type"]
         if not isinstance(own, str) or own in self._named:
             return self._make(own)

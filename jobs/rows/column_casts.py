@@ -123,11 +123,8 @@ def cast_never_fails(arrow: str, declared: str) -> bool:
         return arrow.startswith("timestamp") and not (
             is_naive_timestamp(arrow) or is_nanosecond_timestamp(arrow)
         )
-    own = arrow_to_spark_type(arrow)
-    return own is not None and (
-        own == declared_to_spark_type(declared)
-        or declared in ARROW_TYPES.get(arrow, {}).get("fits", ())
-    )
+    is_same = arrow_to_spark_type(arrow) == declared_to_spark_type(declared)
+    return is_same or declared in ARROW_TYPES.get(arrow, {}).get("fits", ())
 
 
 _UNPROVEN = {
@@ -189,7 +186,7 @@ def cast_to_declared(raw: Frame, source: SourceSpec, physical: dict[str, str]) -
         # DuckDB computes nothing from nested columns, so it does not get them.
         name: "NULL"
         if native and "<" in declared
-        else _cast_column_sql(quote_name(name), declared, physical.get(name), source.timezone)
+        else _cast_column_sql(quote_name(name), declared, physical.get(name, ""), source.timezone)
         for name, declared in source.columns.items()
     }
     read = [name for name, _ in select_readable_columns(physical.items())]
@@ -279,24 +276,23 @@ def cast_with_check_sql(
     is_local = is_naive_timestamp(arrow) and declared == "timestamp"
     if is_local and timezone is not None:
         return cast, _skipped_time_sql(column, cast, arrow, timezone)
-    lost = is_local and timezone is None
-    return cast, (
-        f"{column} IS NOT NULL"
-        if lost or arrow_to_spark_type(arrow) is None
-        else _unfit_value_sql(column, cast, arrow, declared)
-    )
+    if is_local or arrow_to_spark_type(arrow) is None:
+        return cast, f"{column} IS NOT NULL"
+    is_time = declared == "timestamp" and unwrap_dictionary(arrow).startswith("timestamp")
+    if is_time or cast_never_fails(arrow, declared):
+        return cast, None
+    lossy = _lossy_cast_sql(column, cast, arrow, declared)
+    return cast, f"{column} IS NOT NULL AND ({cast} IS NULL{lossy})"
 
 
-def _cast_column_sql(column: str, declared: str, arrow: str | None, timezone: str | None) -> str:
-    target = declared_to_spark_type(declared)
-    own = None if arrow is None else arrow_to_spark_type(arrow)
-    if arrow is None or own is None:
-        return f"CAST(NULL AS {target})"
+def _cast_column_sql(column: str, declared: str, arrow: str, timezone: str | None) -> str:
+    """The cast of a column; `arrow` is empty if an object lacks it."""
+    target, own = declared_to_spark_type(declared), arrow_to_spark_type(arrow)
     if declared == "timestamp":
         return _cast_timestamp_sql(column, arrow, timezone)
     if own == target:
         return column
-    if not accepts_family(declared, classify_arrow_type(arrow)):
+    if own is None or not accepts_family(declared, classify_arrow_type(arrow)):
         return f"CAST(NULL AS {target})"
     # In ANSI mode a cast that fails ends the job; a value that does not fit must only end its row.
     return f"{'CAST' if cast_never_fails(arrow, declared) else 'try_cast'}({column} AS {target})"
@@ -386,20 +382,6 @@ def _judge_values_sql(source: SourceSpec, physical: dict[str, str]) -> tuple[str
         cases.append(("bad_value", f"{BAD_REASON} IS NOT NULL"))
         details.insert(0, BAD_REASON)
     return _first_reason_sql([*cases, *naive]), f"coalesce({', '.join(details)})"
-
-
-def _unfit_value_sql(column: str, cast: str, arrow: str, declared: str) -> str | None:
-    """The condition under which a value does not fit.
-
-    None where every value does, or time zones decide.
-    """
-    if cast_never_fails(arrow, declared) or (
-        declared == "timestamp" and unwrap_dictionary(arrow).startswith("timestamp")
-    ):
-        return None
-    return (
-        f"{column} IS NOT NULL AND ({cast} IS NULL{_lossy_cast_sql(column, cast, arrow, declared)})"
-    )
 
 
 def _lossy_cast_sql(column: str, cast: str, arrow: str, declared: str) -> str:

@@ -6,6 +6,7 @@ Messages that Arrow might read in another way than `odd_messages` are handed bac
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -168,10 +169,8 @@ def _read_texts(batch: pa.RecordBatch, plan: PlainMessages) -> tuple[dict[str, p
         if declared == "binary":
             found[name] = raw
             continue
-        words, strange = _decode_texts(raw)
-        odd |= strange
-        found[name], strange = convert_texts(words, declared, plan.tick)
-        odd |= strange
+        found[name] = convert_texts(raw, declared, plan.tick)
+        odd |= find_odd_values(raw, found[name])
     return found, odd
 
 
@@ -184,80 +183,68 @@ def _select_last_values(headers: Any, name: str) -> pa.Array:
     return pairs.field("value").take(pa.array(last, mask=last < 0))
 
 
-def _decode_texts(raw: Any) -> tuple[pa.Array, Any]:
-    """Bytes as texts, and which of them are not UTF-8."""
+def convert_texts(raw: Any, declared: str, tick: int | None) -> pa.Array:
+    """Texts, or their bytes, as values of a declared type; null where one is odd."""
+    convert = partial(_convert_plain_texts, declared=declared, tick=tick)
+    return _convert_in_halves(raw, to_arrow_type(declared), convert)
+
+
+def _convert_in_halves(
+    values: pa.Array, kind: pa.DataType, convert: Callable[[pa.Array], pa.Array]
+) -> pa.Array:
+    """Values as `convert` makes them; null near one of which it refuses all."""
     try:
-        return raw.cast(pa.string()), np.zeros(len(raw), dtype=bool)
-    except pa.ArrowInvalid:
-        texts = [None if value is None else _decode_text(value) for value in raw.to_pylist()]
-        words = pa.array(texts, pa.string())
-        return words, pc.xor(words.is_null(), raw.is_null()).to_numpy(zero_copy_only=False)
-
-
-def _decode_text(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def convert_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
-    """Texts as values of a declared type, and which of them are odd."""
-    try:
-        return _convert_plain_texts(words, declared, tick)
+        return convert(values)
     except pa.ArrowException:  # one of them spoils the others
-        if len(words) <= SMALLEST_BATCH:
-            return pa.nulls(len(words), to_arrow_type(declared)), np.ones(len(words), dtype=bool)
-    middle = len(words) // 2
-    halves = [convert_texts(half, declared, tick) for half in (words[:middle], words[middle:])]
-    columns, odd = zip(*halves, strict=True)
-    return pa.concat_arrays(columns), np.concatenate(odd)
+        if len(values) <= SMALLEST_BATCH:
+            return pa.nulls(len(values), kind)
+    middle = len(values) // 2
+    halves = values[:middle], values[middle:]
+    return pa.concat_arrays([_convert_in_halves(half, kind, convert) for half in halves])
 
 
-def _convert_plain_texts(words: Any, declared: str, tick: int | None) -> tuple[pa.Array, Any]:
+def find_odd_values(written: Any, found: Any) -> Any:
+    """Which values are null only because what was written is odd."""
+    return pc.and_(written.is_valid(), found.is_null()).to_numpy(zero_copy_only=False)
+
+
+def _convert_plain_texts(raw: Any, declared: str, tick: int | None) -> pa.Array:
     kind = to_arrow_type(declared)
+    words = raw.cast(pa.string())  # refuses bytes that are not UTF-8
     if pa.types.is_string(kind):
-        return words, np.zeros(len(words), dtype=bool)
+        return words
     if pa.types.is_temporal(kind) and (tick is None or pa.types.is_date(kind)):
         return convert_column(words, kind, None)
     if pa.types.is_timestamp(kind):
         declared = "long"
     plain = pc.match_substring_regex(words, f"^(?:{build_text_pattern(declared)})$")
-    plain = pc.fill_null(pc.and_(plain, pc.less(pc.utf8_length(words), _MOST_TEXT)), True)
+    plain = pc.and_(plain, pc.less(pc.utf8_length(words), _MOST_TEXT))
     values = pc.if_else(plain, words, None)
     if pa.types.is_timestamp(kind):
-        values = pc.multiply_checked(values.cast(pa.int64()), tick or 1)
+        return convert_column(values.cast(pa.int64()), kind, tick)
     if pa.types.is_decimal(kind):
         # Arrow does not notice that 128 bits are too few for the digits behind the point as well.
         values = values.cast(pa.decimal256(_WIDEST, kind.scale))
-    return values.cast(kind), pc.invert(plain).to_numpy(zero_copy_only=False)
+    return values.cast(kind)
 
 
 def parse_objects(values: pa.Array, plan: PlainMessages) -> pa.Array:
     """Return messages as structs of the fields; null where a message is odd."""
-    fit = _find_objects(values, ignore_others=plan.ignore_others)
+    objects = _select_objects(values, ignore_others=plan.ignore_others)
+    parse = partial(_parse_fit_texts, plan=plan)
     try:
-        return _parse_fit_texts(values, fit, plan)
+        return parse(objects)
     except pa.ArrowException:
         # One odd message spoils all others, and each further attempt costs more than this check.
         accepts = _make_check(plan)
-        found = zip(fit, values.to_pylist(), strict=True)
-        return _parse_in_parts(values, np.array([ok and accepts(one) for ok, one in found]), plan)
+        kept = [None if one is None or not accepts(one) else one for one in objects.to_pylist()]
+        fit = pa.array(kept, values.type)
+        return _convert_in_halves(fit, pa.struct(plan.fields), parse)
 
 
-def _parse_in_parts(values: pa.Array, fit: Any, plan: PlainMessages) -> pa.Array:
-    try:
-        return _parse_fit_texts(values, fit, plan)
-    except pa.ArrowException:
-        if len(values) <= SMALLEST_BATCH:
-            return pa.nulls(len(values), pa.struct(plan.fields))
-    middle = len(values) // 2
-    halves = (slice(None, middle), slice(middle, None))
-    return pa.concat_arrays([_parse_in_parts(values[half], fit[half], plan) for half in halves])
-
-
-def _parse_fit_texts(values: pa.Array, fit: Any, plan: PlainMessages) -> pa.Array:
-    rows = _parse_texts(values.filter(pa.array(fit)), plan)
+def _parse_fit_texts(values: pa.Array, plan: PlainMessages) -> pa.Array:
+    fit = values.is_valid().to_numpy(zero_copy_only=False)
+    rows = _parse_texts(values.drop_null(), plan)
     return rows.take(pa.array(np.cumsum(fit) - 1, mask=~fit))
 
 
@@ -282,15 +269,18 @@ def _make_check(plan: PlainMessages) -> Callable[[bytes], bool]:
     return accepts
 
 
-def _find_objects(values: pa.Array, *, ignore_others: bool) -> Any:
-    """Messages that are objects if they can be parsed, and of which Arrow accepts no more."""
+def _select_objects(values: pa.Array, *, ignore_others: bool) -> pa.Array:
+    """Messages that are objects if they can be parsed, and of which Arrow accepts no more.
+
+    Others are null.
+    """
     fit = pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
     sizes = pc.binary_length(values)
     if ignore_others or pc.any(pc.greater(sizes, _MOST)).as_py():
         depth = pc.add(pc.count_substring(values, "{"), pc.count_substring(values, "["))
         odd = pc.or_(pc.match_substring_regex(values, _ODD_NUMBER), pc.greater(depth, _MOST))
         fit = pc.and_not(fit, pc.or_(odd, pc.greater(sizes, _MOST_BYTES)))
-    return pc.fill_null(fit, False).to_numpy(zero_copy_only=False)
+    return pc.if_else(fit, values, None)
 
 
 def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
@@ -321,10 +311,10 @@ def _parse_texts(texts: pa.Array, plan: PlainMessages) -> pa.Array:
     found.validate(full=True)  # an escape of half a character is no UTF-8
     columns, odd = [], np.zeros(len(words), dtype=bool)
     for field in schema:
-        column, strange = convert_column(found[field.name].combine_chunks(), field.type, plan.tick)
+        values = found[field.name].combine_chunks()
+        column = convert_column(values, field.type, plan.tick)
         columns.append(column)
-        if strange is not None:
-            odd |= strange
+        odd |= find_odd_values(values, column)
     return pa.StructArray.from_arrays(columns, fields=list(schema), mask=pa.array(odd))
 
 
@@ -339,8 +329,8 @@ def _choose_parsed_type(kind: pa.DataType, tick: int | None) -> pa.DataType:
     return pa.string() if pa.types.is_date(kind) else kind
 
 
-def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[Any, Any]:
-    """The values as they were parsed, as values of a type, and which of them are odd.
+def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> Any:
+    """The values as they were parsed, as values of a type; null where one is odd.
 
     Raises:
         pa.ArrowException: one of the values cannot be converted.
@@ -348,24 +338,23 @@ def convert_column(column: Any, kind: pa.DataType, tick: int | None) -> tuple[An
     if pa.types.is_floating(column.type):
         values = column.fill_null(0.0).to_numpy()
         if pa.types.is_decimal(kind):
-            ticks, strange = _find_decimals(values, kind)
-            whole = pa.array(ticks, mask=column.is_null().to_numpy(zero_copy_only=False))
+            ticks, fit = _find_decimals(values, kind)
+            whole = pa.array(ticks, mask=~fit | column.is_null().to_numpy(zero_copy_only=False))
             wide = whole.cast(pa.decimal128(19, 0)).view(pa.decimal128(19, kind.scale))
-            return wide.cast(kind), strange
+            return wide.cast(kind)
         # A zero may be a whole number, which has no sign; no number is an infinity.
-        return column, ~np.isfinite(values) | ((values == 0) & np.signbit(values))
+        fit = np.isfinite(values) & ((values != 0) | ~np.signbit(values))
+        return pc.if_else(pa.array(fit), column, None)
     if pa.types.is_timestamp(kind) and tick is not None:
-        return pc.multiply_checked(column, tick).cast(kind), None
+        return pc.multiply_checked(column, tick).cast(kind)
     if pa.types.is_temporal(kind):
         form = f"^{_DATE}$" if pa.types.is_date(kind) else f"^{_DATE}[T ]{_TIME}{_ZONE}$"
-        plain = pc.fill_null(pc.match_substring_regex(column, form), True)
-        values = pc.if_else(plain, column, None).cast(kind)
-        return values, pc.invert(plain).to_numpy(zero_copy_only=False)
-    return column, None
+        return pc.if_else(pc.match_substring_regex(column, form), column, None).cast(kind)
+    return column
 
 
 def _find_decimals(values: Any, kind: Any) -> tuple[Any, Any]:
-    """Doubles as decimals without a point, and which of them may be another one.
+    """Doubles as decimals without a point, and which of them are sure to be right.
 
     A decimal is made of the text of the double, which has up to 17 digits. Up to 15 of them are
     those of the number as it was written.
@@ -375,4 +364,4 @@ def _find_decimals(values: Any, kind: Any) -> tuple[Any, Any]:
         ticks = np.rint(values * power)
     fit = (np.abs(ticks) < 10.0 ** min(_MOST_DIGITS, kind.precision)) & (ticks / power == values)
     fit &= (values == 0) | (kind.scale <= _MOST_SCALE)
-    return np.where(fit, ticks, 0).astype(np.int64), ~fit
+    return np.where(fit, ticks, 0).astype(np.int64), fit

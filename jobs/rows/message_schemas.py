@@ -49,11 +49,10 @@ def read_schemas(spec: PipelineSpec) -> dict[str, Schemas]:
     Raises:
         ConfigurationError: a file or a folder cannot be read, or a file has no usable schema.
     """
-    topics = [name for name, source in spec.sources.items() if source.kafka is not None]
     return {
-        name: _list_schemas(get_kafka_options(spec.sources[name]))
-        for name in topics
-        if get_kafka_options(spec.sources[name]).payload != "json"
+        name: _list_schemas(source.kafka)
+        for name, source in spec.sources.items()
+        if source.kafka is not None and source.kafka.payload != "json"
     }
 
 

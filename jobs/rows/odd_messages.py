@@ -21,6 +21,7 @@ from tidegate.jobs.spec.pipeline import SourceSpec
 from .json_messages import (
     PlainMessages,
     convert_texts,
+    find_odd_values,
     get_kafka_options,
     list_field_kinds,
     list_former_names,
@@ -63,29 +64,26 @@ def read_odd_messages(
     messages: pa.Table, plan: PlainMessages, source: SourceSpec, decode: PayloadDecoder
 ) -> pa.Table:
     """Return a row for each message, as `PlainMessages.columns` has it."""
-    own = [*plan.columns.names[:-4]]
-    values: dict[str, list[Any]] = {name: [] for name in own}
+    rows: list[Mapping[str, Any]] = []
     reasons: list[str | None] = []
+    texts: list[str | None] = []
     times = messages["timestamp"].cast(pa.int64()).to_pylist()
     found = messages.drop_columns(["timestamp"]).to_pylist()
     for message, time in zip(found, times, strict=True):
+        row: dict[str, Any] = {}
+        reason: str | None = None
         try:
             row = _read_message(message, time, source, decode)
-            reasons.append(None)
         except DeadMessageError as error:
-            row = {}
-            reasons.append(str(error))
+            reason = str(error)
         except _FAULTS as error:
-            row = {}
-            reasons.append(f"the message cannot be read: {get_first_line(error)}")
-        for name in own:
-            values[name].append(row.get(name))
-    texts = [
-        None if reason is None else _show_message(message, source)
-        for message, reason in zip(found, reasons, strict=True)
-    ]
+            reason = f"the message cannot be read: {get_first_line(error)}"
+        rows.append(row)
+        reasons.append(reason)
+        texts.append(None if reason is None else _show_message(message, source))
     offsets = [message["offset"] % ROWS_PER_ORDINAL for message in found]
-    columns = [_build_column(values[name], plan.columns.field(name).type) for name in own]
+    own = list(plan.columns)[:-4]
+    columns = [_build_column([row.get(field.name) for row in rows], field.type) for field in own]
     return pa.table([*columns, reasons, texts, offsets, messages["partition"]], plan.columns)
 
 
@@ -110,9 +108,9 @@ def decode_payloads(
         column = _build_column(cells, field.type)
         if texts is not None:
             words = pa.array(texts, pa.string())
-            cast, strange = convert_texts(words, declared, plan.tick)
+            cast = convert_texts(words, declared, plan.tick)
             column = pc.coalesce(column, cast)
-            odd |= strange
+            odd |= find_odd_values(words, cast)
         columns.append(column)
     return pa.StructArray.from_arrays(columns, fields=list(plan.fields), mask=pa.array(odd))
 

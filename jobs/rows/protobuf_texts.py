@@ -22,6 +22,7 @@ from .odd_messages import DeadMessageError
 _WELL_KNOWN = "google.protobuf."
 _WELL_KNOWN_FILES = "any|duration|empty|field_mask|struct|timestamp|wrappers"
 _FIRST_MESSAGE_INDEX = b"\x00"  # short for the list [0]
+_ONE = b"\x02"  # the length of a list, doubled as all its numbers
 
 
 @lru_cache(maxsize=64)
@@ -34,23 +35,18 @@ def find_message_index(schema: bytes, message: str) -> bytes:
         ConfigurationError: there is no such message, or it is inside another one.
     """
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.wrappers_pb2 import Int64Value
 
     for file in FileDescriptorSet.FromString(schema).file:
         prefix = f"{file.package}." if file.package else ""
         names = [prefix + found.name for found in file.message_type]
         if message in names:
             place = names.index(message)
-            return _FIRST_MESSAGE_INDEX if place == 0 else _encode_zigzag(1) + _encode_zigzag(place)
+            if place == 0:
+                return _FIRST_MESSAGE_INDEX
+            # The list [place]. Its numbers are those of a message without the tag before them.
+            return _ONE + Int64Value(value=2 * place).SerializeToString()[1:]
     raise NO_SUCH_MESSAGE(message=message)
-
-
-def _encode_zigzag(number: int) -> bytes:
-    left, found = number << 1, bytearray()
-    while True:
-        found.append(left & 0x7F | (0x80 if left > 0x7F else 0))
-        left >>= 7
-        if not left:
-            return bytes(found)
 
 
 def make_text_reader(

@@ -4,6 +4,7 @@ Of a double, Spark may write one more digit, which means the same number.
 """
 
 import base64
+import math
 from decimal import Decimal
 from typing import Any, Final
 
@@ -30,8 +31,7 @@ _LEAST_SCIENTIFIC: Final = 1e7
 
 def write_row_texts(rows: pa.Table) -> list[str]:
     """Return each row as a JSON object."""
-    columns = rows.combine_chunks().columns
-    texts = [_write_values(_join_chunks(column)) for column in columns]
+    texts = [_write_values(column.combine_chunks()) for column in rows.columns]
     return _write_objects(rows.column_names, texts, rows.num_rows)
 
 
@@ -58,10 +58,6 @@ def write_json(value: Any) -> str:
     return str(value) if isinstance(value, int | Decimal) else _quote_text(str(value))
 
 
-def _join_chunks(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
-
-
 def _write_objects(names: list[str], columns: list[Texts], rows: int) -> list[str]:
     if not columns:
         return ["{}"] * rows
@@ -85,20 +81,13 @@ def _write_values(values: pa.Array) -> Texts:
         known = values.is_valid().to_pylist()
         return [text if valid else None for text, valid in zip(texts, known, strict=True)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [None if item is None else _write_list(item) for item in _split_lists(values)]
+        return [_write_list(item.values) if item.is_valid else None for item in values]
     plain = _list_plain_values(values)
     return [None if value is None else write_json(value) for value in plain]
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        check(kind)
-        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    )
-
-
-def _split_lists(values: pa.Array) -> list[pa.Array | None]:
-    return [item.values if item.is_valid else None for item in values]
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _write_list(items: pa.Array) -> str:
@@ -142,8 +131,8 @@ def _quote_text(value: str) -> str:
 
 def _write_double(value: float, digits: str) -> str:
     """Java's text of a double, of the shortest digits."""
-    if value != value or value in (float("inf"), float("-inf")):
-        return {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}[str(float(value))]
+    if not math.isfinite(value):
+        return {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}[str(value)]
     size = abs(value)
     if size == 0 or _LEAST_PLAIN <= size < _LEAST_SCIENTIFIC:
         return digits

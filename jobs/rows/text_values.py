@@ -180,8 +180,8 @@ def _cast_number_of_units(text: str, per_unit: int) -> int | None:
     number = None if number is None else round_decimal(number, 30, 6)
     if number is None:
         return None
-    ticks = round_decimal(Context(prec=60).multiply(number, per_unit), 60, 0)
-    return None if ticks is None else check_whole_number(int(ticks), "long")
+    ticks = Context(prec=60).multiply(number, per_unit)
+    return check_whole_number(int(ticks.to_integral_value(ROUND_HALF_UP)), "long")
 
 
 def _count_ticks(found: re.Match[str]) -> int | None:

@@ -22,7 +22,7 @@ from tidegate.errors import TidegateError
 from tidegate.jobs.rules.worker_memory import require_room
 from tidegate.json_types import JsonObject
 
-from .byte_streams import ByteStream, StreamPart, open_compressed
+from .byte_streams import ByteStream, StreamPart, decompress_snappy, open_compressed
 
 _MAGIC = b"Obj\x01"
 # A default that does not fit its type must not make a file unreadable: it is never used here.
@@ -166,7 +166,11 @@ def _iterate_blocks(
         is_small = size <= chunk_bytes
         if is_small or codec == _SNAPPY:
             require_room(size)
-            data = _decompress_block(codec, block.readall())
+            packed = block.readall()
+            if codec == _SNAPPY:
+                data = _decompress_snappy(packed)
+            else:
+                data = open_compressed(_CODECS[codec], io.BytesIO(packed)).read()
             _check_end(block, stream, sync)
             if count > len(data):
                 raise AvroError(f"a block of {len(data)} bytes has {count} rows")
@@ -182,14 +186,6 @@ def _check_end(block: StreamPart, stream: ByteStream, sync: bytes) -> None:
     # The marker is random per file, so a block of a cut or joined file is noticed.
     if block.left or stream.read(_SYNC_BYTES) != sync:
         raise AvroError("a block does not end with the file's sync marker")
-
-
-def _decompress_block(codec: str, data: bytes) -> bytes:
-    if codec == "null":
-        return data
-    if codec == _SNAPPY:
-        return _decompress_snappy(data)
-    return open_compressed(_CODECS[codec], io.BytesIO(data)).read()
 
 
 def _read_number(stream: ByteStream) -> int | None:
@@ -337,7 +333,8 @@ def _read_enum(number: int, schema: Any, _: Any = None) -> str:
 
 def _read_decimal(data: bytes, schema: Any, _: Any = None) -> Decimal:
     unscaled = int.from_bytes(data, "big", signed=True)
-    return Decimal(unscaled).scaleb(-schema["digits_after_point"])
+    # Of a text: arithmetic rounds to the digits of a context.
+    return Decimal(f"{unscaled}E{-schema['digits_after_point']}")
 
 
 # fastavro's documented registry of custom logical types. It is global, hence the prefix.
@@ -359,14 +356,8 @@ _encode_as_json = json.JSONEncoder(default=_encode_as_text, separators=(",", ":"
 
 
 def _decompress_snappy(data: bytes) -> bytes:
-    """Decompress raw snappy: the length comes first, a checksum of the result last."""
-    size = shift = 0
-    for byte in data:
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    result: bytes = pa.decompress(data[:-4], decompressed_size=size, codec="snappy", asbytes=True)
+    """Decompress a block that ends with a checksum of the result."""
+    result = decompress_snappy(data[:-4])
     if zlib.crc32(result) != int.from_bytes(data[-4:], "big"):
         raise AvroError("a block's checksum is wrong")
     return result

@@ -21,6 +21,9 @@ from .errors import SCRATCH_UNWRITABLE
 
 READ_BYTES: Final = 4 << 20
 """Read at once of an object."""
+_SNAPPY_LENGTH: Final = 5  # bytes of a length at most
+_MOST_SNAPPY: Final = 22
+"""A byte of snappy holds fewer bytes: three of them repeat at most 64."""
 
 
 class ByteStream(Protocol):
@@ -162,6 +165,23 @@ def open_compressed(codec: str | None, stream: ByteStream) -> ByteStream:
     """
     buffered = io.BufferedReader(StreamPart(stream), READ_BYTES)
     return buffered if codec is None else _OPENERS[codec](buffered)
+
+
+def decompress_snappy(data: bytes) -> bytes:
+    """Return what a block of raw snappy holds, whose length comes first.
+
+    Raises:
+        OSError, ValueError: the block is damaged.
+    """
+    size = 0
+    for place, byte in enumerate(data[:_SNAPPY_LENGTH]):  # seven bits a byte, the lowest first
+        size |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            break
+    # Arrow reserves what a damaged length asks for before it looks at the block.
+    if size > len(data) * _MOST_SNAPPY:
+        raise ValueError(f"{len(data)} bytes of snappy cannot hold {size} bytes")
+    return bytes(pa.decompress(data, size, "snappy", asbytes=True))
 
 
 def copy_to_scratch(stream: ByteStream) -> ScratchFile:

@@ -8,7 +8,7 @@ import codecs
 import re
 from dataclasses import dataclass, field
 
-import pyarrow as pa
+from .text_chunks import build_value_patterns
 
 _PRIVATE = range(0xF0000, 0xFFFFE)
 """Characters without a meaning, from which a mark is chosen."""
@@ -51,9 +51,9 @@ def add_marks(data: bytes, delimiter: str, quote: str) -> MarkedText:
 
 def _add_byte_marks(data: bytes) -> MarkedText:
     try:
-        pa.array([data], pa.large_binary()).cast(pa.large_string())
+        data.decode()
         return MarkedText(data)
-    except pa.ArrowInvalid:
+    except UnicodeDecodeError:
         text = data.decode("utf-8", "surrogateescape")
     mark = _choose_mark(text)
     marked = re.sub("[\ud800-\udfff]", mark, text)
@@ -64,11 +64,10 @@ def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
     """Mark quoted values with more text behind their closing quote."""
     if quote.encode() not in found.data:
         return
-    q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
-    stop, other = rb"[^%b\r\n]" % ends, rb"[^%b\r\n%b]" % (ends, q)
-    quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
+    quoted, plain, inner = build_value_patterns(delimiter, quote)
+    ends = re.escape(delimiter.encode())
     # Most objects have no such value.
-    usual = rb"(?:%b(?!%b)|%b%b*+|[%b\r\n])*+" % (quoted, stop, other, stop, ends)
+    usual = rb"(?:%b(?!%b)|%b|[%b\r\n])*+" % (quoted, inner, plain, ends)
     # A byte-order mark is no part of the first value.
     start = len(codecs.BOM_UTF8) if found.data.startswith(codecs.BOM_UTF8) else 0
     match = re.compile(usual).match(found.data, start)
@@ -80,7 +79,7 @@ def _add_tail_marks(found: MarkedText, delimiter: str, quote: str) -> None:
         """Return a value, with a mark if it goes on behind its closing quote."""
         return value[0] + mark.encode() if value["tail"] else value[0]
 
-    values = rb"%b(?P<tail>%b*)|%b%b*" % (quoted, stop, other, stop)
+    values = rb"%b(?P<tail>%b*)|%b" % (quoted, inner, plain)
     found.data = found.data[:start] + re.sub(values, add_mark, found.data[start:])
     found.complaints[mark] = "a value goes on behind its closing quote"
 

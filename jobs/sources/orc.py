@@ -16,22 +16,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .byte_streams import READ_BYTES, ScratchFile, StreamPart, open_compressed
+from .byte_streams import READ_BYTES, ScratchFile, StreamPart, decompress_snappy, open_compressed
 
 _SPARK_TYPE = b"spark.sql.catalyst.type"
-# Message of ORC -> field -> its number, and its type unless it is a number. Other fields are kept.
-_MESSAGES: Final[dict[str, dict[str, tuple[int, str]]]] = {
-    "PostScript": {"footer": (1, ""), "codec": (2, ""), "metadata": (5, "")},
-    "Footer": {"size": (2, ""), "stripes": (3, ".orc.Stripe"), "rows": (6, "")},
-    "Stripe": {
-        "offset": (1, ""),
-        "index": (2, ""),
-        "data": (3, ""),
-        "footer": (4, ""),
-        "rows": (5, ""),
-    },
-    "StripeFooter": {"zone": (3, "string")},
+# Message of ORC -> field -> its number. Other fields are kept.
+_MESSAGES: Final = {
+    "PostScript": {"footer": 1, "codec": 2, "metadata": 5},
+    "Footer": {"size": 2, "stripes": 3, "rows": 6},
+    "Stripe": {"offset": 1, "index": 2, "data": 3, "footer": 4, "rows": 5},
+    "StripeFooter": {"zone": 3},
 }
+_TYPES: Final = {"stripes": ".orc.Stripe", "zone": "string"}
+"""Field -> its type, unless it is a number."""
 _CODECS: Final = ("UNCOMPRESSED", "ZLIB", "SNAPPY", "LZO", "LZ4", "ZSTD")
 _CHUNK_HEADER = 3  # bytes
 _MOST_CHUNK: Final = 1 << 23
@@ -205,7 +201,8 @@ def _build_messages() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="orc.proto", package="orc")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
+        for field, number in fields.items():
+            kind = _TYPES.get(field, "")
             own = message.field.add(name=field, number=number, label=form.LABEL_OPTIONAL)
             own.type = form.TYPE_STRING if kind else form.TYPE_UINT64
             if kind.startswith("."):
@@ -230,18 +227,8 @@ def _decompress_chunk(chunk: bytes, codec: str) -> bytes:
     if codec == "ZLIB":
         return zlib.decompress(chunk, -zlib.MAX_WBITS)
     if codec == "SNAPPY":
-        return bytes(pa.decompress(chunk, _read_snappy_size(chunk), "snappy", asbytes=True))
+        return decompress_snappy(chunk)
     if codec == "LZ4":
         size = len(chunk).to_bytes(4, "little")
         chunk = _LZ4_FRAME + size + chunk + bytes(4)
     return bytes(open_compressed(codec.lower(), io.BytesIO(chunk)).read())
-
-
-def _read_snappy_size(chunk: bytes) -> int:
-    """Return the number at the beginning of a chunk, in seven bits a byte, the lowest first."""
-    size = 0
-    for place, byte in enumerate(chunk):
-        size |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            break
-    return size

@@ -99,7 +99,14 @@ def find_csv_header_end(text: bytes, delimiter: str, quote: str) -> int:
 
 def _build_row_pattern(delimiter: str, quote: str) -> re.Pattern[bytes]:
     """Return a pattern for a whole row at the beginning of a text."""
+    quoted, plain, inner = build_value_patterns(delimiter, quote)
+    ends = re.escape(delimiter.encode())
+    return re.compile(rb"(?:%b%b*+|%b|%b)*+[\r\n]" % (quoted, inner, plain, ends))
+
+
+def build_value_patterns(delimiter: str, quote: str) -> tuple[bytes, bytes, bytes]:
+    """Return patterns: of a quoted value, of one without quotes, of a byte inside of a value."""
     q, ends = (re.escape(one.encode()) for one in (quote, delimiter))
+    inner = rb"[^%b\r\n]" % ends
     quoted = rb"%b(?:[^%b]++|%b%b)*+%b" % (q, q, q, q, q)
-    value = rb"(?:%b[^%b\r\n]*+|[^%b\r\n%b][^%b\r\n]*+)" % (quoted, ends, ends, q, ends)
-    return re.compile(rb"(?:%b|%b)*+[\r\n]" % (value, ends))
+    return quoted, rb"[^%b\r\n%b]%b*+" % (ends, q, inner), inner

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracle.rows import RawRow
 from tests.sources.encoded_objects import (
+    AVRO_SYNC,
     ROWS,
     START,
     TICK,
@@ -173,6 +174,15 @@ def test_avro(tmp_path: Path, codec: str) -> None:
     )
     assert plain(rows) == [(0, None, 0), *GOOD[1:]]
     assert part.parts[0]["columns"]["at"] == "timestamp[us, tz=UTC]"
+
+
+def test_a_snappy_block_of_impossible_length_makes_an_object_unreadable() -> None:
+    """A damaged length is not a lack of memory, however large it is."""
+    whole = avro(ROWS, codec="snappy")
+    place = whole.index(AVRO_SYNC) + len(AVRO_SYNC) + 2
+    damaged = whole[:place] + b"\xff" * 7 + b"\x7f" + whole[place + 8 :]
+    with pytest.raises(AvroError, match="damaged: ValueError"):
+        read_typed_object(damaged, "avro")
 
 
 def test_bad_json_rows_do_not_affect_others(tmp_path: Path) -> None:
@@ -530,6 +540,20 @@ def test_avro_that_contains_itself() -> None:
     size = b"\xc2\x9a\x0c"  # 100,001 as Avro has it
     with pytest.raises(AvroError, match="RecursionError"):
         read_typed_object(head + b"\x02" + size + b"\x02" * count + b"\x00" + sync, "avro")
+
+
+def test_an_avro_decimal_keeps_all_its_digits() -> None:
+    """Those beyond the 28 that arithmetic of Python keeps, alone and in nested values."""
+    decimals = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 2}
+    prices = {"type": "array", "items": decimals}
+    fields = [{"name": "price", "type": decimals}, {"name": "prices", "type": prices}]
+    number, text = 10**37 + 1, f"1{'0' * 35}.01"
+    raw = number.to_bytes(16, "big")
+    row = {"price": raw, "prices": [raw]}
+    schema = {"type": "record", "name": "r", "fields": fields}
+    found = read_typed_object(container(schema, [row]), "avro")
+    assert found["price"].to_pylist() == [Decimal(text)]
+    assert found["prices"].to_pylist() == [f'["{text}"]']
 
 
 def test_avro_values_are_exact() -> None:
