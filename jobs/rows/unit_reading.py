@@ -548,7 +548,7 @@ def _write_dead_letters(
 def _write_table(
     answer: UnitAnswer, order: ReadOrder, table: str, rows: pa.Table, time: str | None
 ) -> tuple[FileRef, ...]:
-    """Write a file of an output table; `time` as in `store_file`."""
+    """Write a file of an output table; `time` as in `store_rows`."""
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
     kind = f"table:{table}"
     return (store_task_rows(order.store, rows, stem, kind, time, {}, answer.footers),)
