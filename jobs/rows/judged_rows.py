@@ -71,14 +71,8 @@ def select_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
     """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
     more = ("_verdict", "_mark", *list_spark_arguments(spec))
     own = [name for name in more if name in rows.column_names]
-    provenance = select_provenance(spec, cut)
-    return DuckFrame.from_table(rows).selectExpr(
-        *provenance,
-        "_seq",
-        "_et",
-        "_end",
-        *own,
-    )
+    columns = *select_provenance(spec, cut), "_m", "_seq", "_et", "_end", *own
+    return DuckFrame.from_table(rows).selectExpr(*columns)
 
 
 def apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
