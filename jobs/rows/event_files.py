@@ -263,18 +263,6 @@ def _assign_positions(rows: pa.Table, following: dict[int, int]) -> tuple[pa.Tab
 
 
 @dataclass(frozen=True)
-class CutPiece:
-    """Rows for one target, as an Arrow stream.
-
-    `waited` says whether they are those of a segment, which name their members. Rows that a task
-    kept have the number of a slice instead.
-    """
-
-    data: pa.Buffer
-    waited: bool
-
-
-@dataclass(frozen=True)
 class CutSummary:
     """What a task that cuts rows tells every target.
 
@@ -291,8 +279,11 @@ class CutSummary:
     error: TidegateError | None
 
 
-Shipped = tuple[int, CutPiece | CutSummary]
-"""A target, and what is for it."""
+Shipped = tuple[int, pa.Buffer | CutSummary]
+"""A target, and what is for it: rows as an Arrow stream, or the summary of a task.
+
+Rows of a segment name their members. Rows that a task kept have the number of a slice instead.
+"""
 
 
 def write_share(
@@ -316,21 +307,21 @@ def _cut_rows(
     counts, taken, error = np.zeros(order.firsts[-1], np.int64), 0, None
     waiting: dict[str, tuple[int, int]] = {}
 
-    def ship_rows(rows: pa.Table, *, waited: bool) -> Iterator[Shipped]:
+    def ship_rows(rows: pa.Table) -> Iterator[Shipped]:
         """Yield rows for their targets, and count all."""
         targets = _find_targets(order, rows)
         counts[:] += np.bincount(targets, minlength=counts.size)
         for target, part in _divide_rows(rows, targets, own):
             for data in encode_in_pieces(part):
-                yield target, CutPiece(data, waited)
+                yield target, data
 
     for rows in _join_kept_rows(pieces, _CUT_BYTES):
         taken += rows.num_rows
-        yield from ship_rows(rows, waited=False)
+        yield from ship_rows(rows)
     try:
         for ref in segments:
             rows, waiting[ref.key] = _read_segment(order, ref)
-            yield from ship_rows(rows, waited=True)
+            yield from ship_rows(rows)
     except TidegateError as failure:
         error = failure
     before = (np.cumsum(counts) - counts).tolist()
@@ -356,10 +347,10 @@ def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[Fi
     summaries: dict[int, list[CutSummary]] = defaultdict(list)
     with closing(_TargetPieces()) as pieces:
         for target, item in shipped:
-            if isinstance(item, CutPiece):
-                pieces.add(target, item)
-            else:
+            if isinstance(item, CutSummary):
                 summaries[target].append(item)
+            else:
+                pieces.add(target, item)
         for target in sorted(summaries):
             begun = time.process_time()
             answer = FileAnswer(target)
@@ -378,16 +369,16 @@ class _TargetPieces:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, list[CutPiece]] = defaultdict(list)
+        self._held: dict[int, list[pa.Buffer]] = defaultdict(list)
         self._size = 0
         self._file: ScratchFile | None = None
-        self._places: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+        self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._error: TidegateError | None = None
 
-    def add(self, target: int, piece: CutPiece) -> None:
+    def add(self, target: int, piece: pa.Buffer) -> None:
         """Keep a piece; an error of the file is raised when pieces are taken."""
         self._held[target].append(piece)
-        self._size += len(piece.data)
+        self._size += len(piece)
         if self._size > _HELD_BYTES and len(self._held) > 1:
             try:
                 self._write_held()
@@ -396,7 +387,7 @@ class _TargetPieces:
             self._held.clear()
             self._size = 0
 
-    def take(self, target: int) -> list[CutPiece]:
+    def take(self, target: int) -> list[pa.Buffer]:
         """Return the pieces of a target, and keep them no longer.
 
         Raises:
@@ -405,10 +396,10 @@ class _TargetPieces:
         if self._error is not None:
             raise self._error
         found = self._held.pop(target, [])
-        for start, size, waited in self._places.pop(target, ()):
+        for start, size in self._places.pop(target, ()):
             assert self._file is not None  # noqa: S101 - it has places
             self._file.seek(start)
-            found.append(CutPiece(pa.py_buffer(self._file.read(size)), waited))
+            found.append(pa.py_buffer(self._file.read(size)))
         return found
 
     def close(self) -> None:
@@ -421,15 +412,15 @@ class _TargetPieces:
         start = self._file.seek(0, io.SEEK_END)
         for target, pieces in self._held.items():
             for piece in pieces:
-                size = self._file.write(piece.data)
-                self._places[target].append((start, size, piece.waited))
+                size = self._file.write(piece)
+                self._places[target].append((start, size))
                 start += size
 
 
 def _write_target(
     answer: FileAnswer,
     order: RangesOrder,
-    pieces: list[CutPiece],
+    pieces: list[pa.Buffer],
     summaries: list[CutSummary],
 ) -> None:
     for one in summaries:
@@ -448,10 +439,11 @@ def _write_target(
     _write_events(answer, order, rows, np.arange(first, first + rows.num_rows))
 
 
-def _join_pieces(order: RangesOrder, pieces: list[CutPiece]) -> pa.Table:
+def _join_pieces(order: RangesOrder, pieces: list[pa.Buffer]) -> pa.Table:
     """All rows of a target, with their members."""
-    kept = [decode_rows(piece.data) for piece in pieces if not piece.waited]
-    tables = [decode_rows(piece.data) for piece in pieces if piece.waited]
+    found = [decode_rows(piece) for piece in pieces]
+    kept = [rows for rows in found if "_slice" in rows.column_names]
+    tables = [rows for rows in found if "_slice" not in rows.column_names]
     if kept:
         named = _add_members(order, pa.concat_tables(kept))
         tables.append(named.select([*order.spec.columns, *_KEYS, "_late"]))
