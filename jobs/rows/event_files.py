@@ -16,7 +16,7 @@ import io
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -162,6 +162,16 @@ class FileAnswer:
     report: TaskReport | None = None
     error: TidegateError | None = None
 
+    @contextmanager
+    def report_work(self) -> Iterator[None]:
+        """Note what the work of a task has cost, and the error that stops it."""
+        begun = time.process_time()
+        try:
+            yield
+        except TidegateError as error:
+            self.error = error
+        self.report = TaskReport.measure_since(begun)
+
 
 # Without an order
 
@@ -215,17 +225,13 @@ def write_unit_events(
     order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterable[KeptPiece]
 ) -> FileAnswer:
     """Write the rows of a unit."""
-    begun = time.process_time()
     answer, found, following = FileAnswer(unit), 0, dict(firsts.get(unit, {}))
-    try:
+    with answer.report_work():
         for rows in _join_kept_rows(pieces, _FILE_BYTES):
             found += rows.num_rows
             table = _add_members(order, rows)
             _write_events(answer, order, *_assign_positions(table, following))
         _require_all_rows(order, found, order.kept[unit])
-    except TidegateError as error:
-        answer.error = error
-    answer.report = TaskReport.measure_since(begun)
     return answer
 
 
@@ -352,13 +358,9 @@ def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[Fi
             else:
                 pieces.add(target, item)
         for target in sorted(summaries):
-            begun = time.process_time()
             answer = FileAnswer(target)
-            try:
+            with answer.report_work():
                 _write_target(answer, order, pieces.take(target), summaries[target])
-            except TidegateError as error:
-                answer.error = error
-            answer.report = TaskReport.measure_since(begun)
             yield answer
 
 
