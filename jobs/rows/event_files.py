@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -522,14 +522,12 @@ def _find_rows_from(sections: _Ints, times: _Ints, mark: ReleaseMark) -> NDArray
 
 def _conform_segment(spec: PipelineSpec, read: pa.Table) -> pa.Table:
     """Rows of a segment as those of a unit; a column that is younger is null."""
-    columns: dict[str, Any] = {
+    columns = {
         name: get_column_or_nulls(read, name, to_arrow_type(kind))
         for name, kind in spec.columns.items()
     }
-    kinds = {"_source": _NAMES, "_partition": _NAMES}
-    for name in _KEYS:
-        own = read[name]
-        columns[name] = pc.dictionary_encode(own).cast(_NAMES) if name in kinds else own
+    columns |= {name: read[name] for name in _KEYS}
+    columns |= {name: read[name].dictionary_encode() for name in ("_source", "_partition")}
     return pa.table({**columns, "_late": np.zeros(read.num_rows, bool)})
 
 
@@ -545,20 +543,10 @@ def _add_members(order: EventsOrder, rows: pa.Table) -> pa.Table:
         "_section": np.full(rows.num_rows, order.section, np.int64),
         "_tardy": np.array([one.tardy for one in members])[codes],
         "_so": np.array([one.place for one in members], np.int32)[codes],
-        "_source": _encode_names([one.source for one in members], codes),
-        "_partition": _encode_names([one.partition for one in members], codes),
+        "_source": pa.array([one.source for one in members], _NAMES).take(pa.array(codes)),
+        "_partition": pa.array([one.partition for one in members], _NAMES).take(pa.array(codes)),
     }
-    names = [name for name in rows.column_names if name not in ("_et", "_seq", "_late")]
-    own = {name: rows[name] for name in names}
-    places = {name: rows[name] for name in ("_et", "_seq")}
-    return pa.table({**own, **columns, **places, "_late": rows["_late"]})
-
-
-def _encode_names(names: list[str], codes: NDArray[np.int32]) -> pa.Array:
-    """Names by their numbers; a dictionary has each once."""
-    known = sorted(set(names))
-    place = np.array([known.index(name) for name in names], np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(place[codes]), pa.array(known, pa.string()))
+    return pa.table({**dict(zip(rows.column_names, rows.columns, strict=True)), **columns})
 
 
 def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positions: _Ints) -> None:
