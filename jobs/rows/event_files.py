@@ -43,7 +43,7 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .errors import KEPT_ROWS_LOST
-from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
+from .kept_rows import KeptPiece, decode_rows, encode_in_pieces, slice_rows
 from .task_report import TaskReport
 
 RANGE_BYTES: Final = 32 << 20
@@ -213,10 +213,8 @@ def write_read_events(order: EventsOrder, unit: ReadUnit, kept: pa.Table) -> Fil
     """Write rows that were just read, at the positions that were planned for them."""
     assert unit.positions is not None  # noqa: S101 - see `ReadUnit`
     answer, following = FileAnswer(unit.number), dict(unit.positions)
-    files = -(-kept.nbytes // _FILE_BYTES)
-    step = -(-kept.num_rows // max(files, 1))
-    for first in range(0, kept.num_rows, max(step, 1)):
-        table = _add_members(order, kept.slice(first, step).combine_chunks())
+    for rows in slice_rows(kept, _FILE_BYTES):
+        table = _add_members(order, rows.combine_chunks())
         _write_events(answer, order, *_assign_positions(table, following))
     return answer
 

@@ -124,10 +124,15 @@ def encode_kept_rows(unit: int, kept: pa.Table) -> Iterator[KeptPiece]:
 
 def encode_in_pieces(rows: pa.Table) -> Iterator[pa.Buffer]:
     """Yield rows as Arrow streams of about `PIECE_BYTES`."""
-    pieces = -(-rows.nbytes // PIECE_BYTES)
-    step = -(-rows.num_rows // max(pieces, 1))
+    yield from map(encode_rows, slice_rows(rows, PIECE_BYTES))
+
+
+def slice_rows(rows: pa.Table, size: int) -> Iterator[pa.Table]:
+    """Yield rows in slices of about so many bytes."""
+    slices = -(-rows.nbytes // size)
+    step = -(-rows.num_rows // max(slices, 1))
     for first in range(0, rows.num_rows, max(step, 1)):
-        yield encode_rows(rows.slice(first, step))
+        yield rows.slice(first, step)
 
 
 def encode_rows(rows: pa.Table) -> pa.Buffer:
