@@ -262,14 +262,10 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
     if answer.kept is not None:
         total.kept = answer.kept if total.kept is None else _add_kept(total.kept, answer.kept)
     total.events += answer.events
-    total.late_files += answer.late_files
     total.late += answer.late
-    total.late_counts += answer.late_counts
     total.late_refused = answer.late_refused | total.late_refused
-    total.dead_files += answer.dead_files
+    total.dead += answer.dead
     total.footers |= answer.footers
-    total.dead_late += answer.dead_late
-    total.dead_counts += answer.dead_counts
     total.dead_refused = answer.dead_refused
     total.error, total.left = answer.error, answer.left
     total.corrupt, total.unknown = answer.corrupt, answer.unknown

@@ -5,10 +5,12 @@ else to look for.
 """
 
 from collections import Counter
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import LATE_ROWS
 from tidegate.errors import PoisonError
 from tidegate.jobs.rules.duck_frame import Frame, group_rows
@@ -34,6 +36,34 @@ LateCounts = Counter[tuple[str, str, str, bool]]
 
 COUNTED_COLUMNS: Final = ["_source", "output", "reason", "_dropped"]
 ROW_IDENTITY: Final = ["_source", "_partition", "_seq"]
+
+
+@dataclass(frozen=True)
+class CountedRows:
+    """Rows that were late; or that the schema, their time or a rule stops, or rules warn about.
+
+    Attributes:
+        written: files of the late or the dead-letter table; dropped rows are in none.
+        late: what was late, or what rules dropped.
+        counts: rows of each source. Late ones: (source, `late_rows`) -> rows that are late for at
+            least one output or set aside; each counts once, dropped ones too. (source, `expired:`
+            and a window) -> pairs of a row and a window that was purged before the row came;
+            sessions are not counted. Others: what became of them, in the files, left out by
+            `where`, or by the rules that they break.
+    """
+
+    written: tuple[FileRef, ...] = ()
+    late: LateCounts = field(default_factory=Counter)
+    counts: SourceCounts = field(default_factory=Counter)
+
+    def __add__(self, other: Self) -> Self:
+        """Return both."""
+        return replace(
+            self,
+            written=self.written + other.written,
+            late=self.late + other.late,
+            counts=self.counts + other.counts,
+        )
 
 
 def get_late_policy(judged: JudgedRows, output: str) -> LatePolicy:
