@@ -136,8 +136,7 @@ class _EvaluatedRows:
 
 def _list_part_names(unit: ReadUnit) -> list[tuple[int, str]]:
     """The slice and the key of each part of a unit."""
-    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
-    return [(index, part["key"]) for index, piece in pairs for part in piece.parts]
+    return [(index, part["key"]) for index, piece in unit.list_slices() for part in piece.parts]
 
 
 def _find_position(place: int, row: int) -> int:

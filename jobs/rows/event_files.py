@@ -15,7 +15,7 @@ those of live order segments. Positions are contiguous over all files.
 import io
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,6 +35,7 @@ from tidegate.jobs.engine.arrow_tables import (
     to_arrow_type,
 )
 from tidegate.jobs.engine.file_footers import FileFooter
+from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sources.byte_streams import ScratchFile
@@ -176,13 +177,14 @@ class FileAnswer:
 # Without an order
 
 
-def list_event_members(spec: PipelineSpec, unit: ReadUnit) -> dict[int, EventMember]:
-    """Return index of a slice of a unit -> whose rows it has."""
+def list_event_members(
+    spec: PipelineSpec, slices: Iterable[tuple[int, Slice]], flagged: Collection[str] = ()
+) -> dict[int, EventMember]:
+    """Return index of a slice -> whose rows it has; `flagged` are members at a tardy barrier."""
     places = {name: place for place, name in enumerate(spec.sources)}
-    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
     return {
-        index: EventMember(piece.member.source, piece.member.partition, places[piece.member.source])
-        for index, piece in pairs
+        index: EventMember(*piece.member, places[piece.member.source], str(piece.member) in flagged)
+        for index, piece in slices
     }
 
 

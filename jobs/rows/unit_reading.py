@@ -395,7 +395,7 @@ def _fill_answer(
     Those of a unit with `ReadUnit.positions` are not: they are written.
     """
     tables, judged, is_whole = [], [], True
-    for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
+    for place, (index, piece) in enumerate(unit.list_slices()):
         require_room()
         found, rows = scan(place)
         answer.rows += rows.num_rows
@@ -426,7 +426,7 @@ def _fill_answer(
         return kept
     if answer.kept.rows == unit.count_rows():
         require_room()
-        members = list_event_members(order.spec, unit)
+        members = list_event_members(order.spec, unit.list_slices())
         events = EventsOrder(order.spec, order.folders, order.store, order.section, members, {})
         answer.events.append(write_read_events(events, unit, kept))
     return None
