@@ -29,7 +29,7 @@ from tidegate.time_units import TICK_MIN
 from .cut_division import ReadUnit
 from .edge_folds import OPEN_EDGES
 from .kept_rows import KeptSummary
-from .session_folds import is_folded_by_parts, merge_parts
+from .session_folds import merge_parts
 from .slice_reading import PhysicalColumns
 from .slice_scan import MOST_CELLS
 from .stored_partials import decode_table, encode_table
@@ -348,6 +348,6 @@ def _merge_answer(
 def _merge_partials(spec: PipelineSpec, name: str, rows: pa.Table) -> pa.Table:
     aggregation = Aggregation(spec, name)
     frame = DuckFrame.from_table(rows)
-    if is_folded_by_parts(aggregation.window):
+    if aggregation.window.is_folded_by_parts:
         return merge_parts(frame, aggregation).toArrow()
     return aggregation.merge_same_windows(frame).toArrow()

@@ -77,7 +77,7 @@ from .long_values import limit_rows
 from .member_scan import MemberScan
 from .message_schemas import Schemas
 from .object_reading import count_read_bytes, make_part, open_part
-from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
+from .session_folds import find_late_session_rows, fold_parts
 from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
     keep_data_rows,
@@ -463,7 +463,7 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
             aggregation = Aggregation(order.spec, name, is_evaluated=True)
             folded = (
                 fold_parts(judged, aggregation)
-                if is_folded_by_parts(window)
+                if window.is_folded_by_parts
                 else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())

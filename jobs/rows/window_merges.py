@@ -85,6 +85,16 @@ class StateMerge:
         """The frontier after the epoch."""
         return self.files.order.decision.frontier_after
 
+    @cached_property
+    def live(self) -> list[FileRef]:
+        """Live segments of partial aggregates."""
+        live = self.files.order.live_segments(self.kind)
+        return [ref for ref in live if not holds_gaps(ref)]
+
+    def load_partials(self, refs: list[FileRef]) -> Any:
+        """The rows of segments that are in the bucket; None without a segment."""
+        return self.files.load_partials(self.aggregation, refs)
+
     def write_rows(self, rows: pa.Table) -> tuple[FileRef, ...]:
         """Write state that the epoch's rows have changed."""
         # Sums of doubles depend on the division.
@@ -124,12 +134,6 @@ class WindowMerge(StateMerge):
     """As `StateMerge`, of a tumbling or sliding window, whose folds have no marks."""
 
     @cached_property
-    def _live(self) -> list[FileRef]:
-        """Live segments of partial aggregates."""
-        live = self.files.order.live_segments(self.kind)
-        return [ref for ref in live if not holds_gaps(ref)]
-
-    @cached_property
     def fresh(self) -> pa.Table | None:
         """The partial aggregates of the epoch, one row per window and key, with their marks."""
         if self.folds is None:
@@ -158,7 +162,7 @@ class WindowMerge(StateMerge):
         if self._added:
             touched = pa.concat_tables(self._added, promote_options="permissive")
             least_end = pc.min(touched["_we"]).as_py()
-        needed = [ref for ref in self._live if self._may_be_due(ref, least_end)]
+        needed = [ref for ref in self.live if self._may_be_due(ref, least_end)]
         # Most epochs close no window.
         is_due = least_end is not None and (
             self.window.emit != "close" or is_window_closed(self.window, least_end, self.after)
@@ -172,10 +176,6 @@ class WindowMerge(StateMerge):
         if self._added:
             marked.append(DuckFrame.from_table(touched).selectExpr("*", "true AS _new"))
         return self._select_due(combine_frames(*marked), least_end)
-
-    def load_partials(self, refs: list[FileRef]) -> Any:
-        """The rows of segments that are in the bucket; None without a segment."""
-        return self.files.load_partials(self.aggregation, refs, self.aggregation.bucket_columns)
 
     def _may_be_due(self, ref: FileRef, least_end: int | None) -> bool:
         window = self.window
@@ -230,7 +230,7 @@ class WindowMerge(StateMerge):
         """
         written = tuple(ref for rows in self._added for ref in self.write_rows(rows))
         results, overflowed = self.write_results(self.due, sql_values)
-        live = self._merge_small_segments(self.select_standing(self._live))
+        live = self._merge_small_segments(self.select_standing(self.live))
         segments = *live, *self.select_standing(written), *self._zero[1]
         return MergedState(results, segments, written, overflowed, self.files.footers)
 
@@ -348,10 +348,9 @@ def _build_zero_partials(merge: WindowMerge, spans: pa.Table) -> pa.Table | None
     )
     fresh = None if merge.fresh is None else DuckFrame.from_table(merge.fresh)
     # There are some: the last window of a key outlives the gaps before it.
-    standing: Any = combine_frames(merge.load_partials(merge._live), fresh)
+    standing: Any = combine_frames(merge.load_partials(merge.live), fresh)
     columns = [*aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials]
     standing = standing.where(f"NOT ({window_purged_sql(window, '_we', merge.before)})")
     empty = zero.join_anti(standing, ["_ws", *keys])
-    found = standing.where("false").selectExpr(*columns).unionByName(empty)
-    table = found.selectExpr(*columns).toArrow()
+    table = standing.where("false").selectExpr(*columns).unionByName(empty).toArrow()
     return table if table.num_rows else None
