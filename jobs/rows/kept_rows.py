@@ -17,12 +17,10 @@ import pyarrow.compute as pc
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
 from tidegate.jobs.rules.row_conditions import quote_name, time_below_sql
 from tidegate.jobs.spec.event_time_options import LatePolicy
-from tidegate.jobs.spec.pipeline import EVENTS
 from tidegate.time_units import TICK_MAX
 
 from .cut_division import ReadUnit
 from .judged_rows import JudgedRows, adjust_late_rows
-from .late_rows import has_late_rows
 
 PIECE_BYTES: Final = 512 << 10
 """About so many bytes of rows are one piece.
@@ -74,7 +72,7 @@ def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Ta
             aside or may be adjusted.
     """
     kinds = {name: to_arrow_type(kind) for name, kind in judged.spec.columns.items()}
-    policy, has_late = judged.spec.release.on_late, has_late_rows(judged, EVENTS)
+    policy, has_late = judged.spec.release.on_late, judged.has_rows_below(judged.late_bound)
     adjusts = has_late and policy is LatePolicy.ADJUST
     if judged.aside is not None or adjusts:
         going = judged.data

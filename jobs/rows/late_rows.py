@@ -77,20 +77,14 @@ def find_late_rows(judged: JudgedRows, output: str) -> Frame | None:
 
     None if there can be none.
     """
-    if judged.data is None or not has_late_rows(judged, output):
-        return None
     window = judged.spec.windows.get(output)
     bound = judged.late_bound if window is None else judged.frontier
+    if judged.data is None or not judged.has_rows_below(bound):
+        return None
     late = time_below_sql(bound) if window is None else late_for_window_sql(window, bound)
     if get_late_policy(judged, output) is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(judged.frontier, bound)}L"
     return judged.data.where(late)
-
-
-def has_late_rows(judged: JudgedRows, output: str) -> bool:
-    """Whether a row may be late for an output."""
-    bound = judged.late_bound if output == EVENTS else judged.frontier
-    return judged.low is not None and judged.low < bound
 
 
 def find_violations(judged: JudgedRows) -> Frame | None:
@@ -196,7 +190,7 @@ def count_expired_pairs(judged: JudgedRows) -> SourceCounts:
     """
     before = judged.frontier
     found = SourceCounts()
-    if judged.data is None or judged.low is None or judged.low >= before:
+    if judged.data is None or not judged.has_rows_below(before):
         return found
     pairs = {
         f"expired:{name}": expired_pairs_sql(window, before)
