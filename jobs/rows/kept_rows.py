@@ -37,7 +37,6 @@ _LAYOUT: Final = b"tidegate"
 class KeptPiece:
     """Rows of a unit, as an Arrow stream."""
 
-    unit: int
     data: pa.Buffer
 
 
@@ -114,10 +113,9 @@ def _sample_times(times: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[i
     return found
 
 
-def encode_kept_rows(unit: int, kept: pa.Table) -> Iterator[KeptPiece]:
-    """Yield the rows as pieces of about `PIECE_BYTES`."""
-    for data in encode_in_pieces(kept):
-        yield KeptPiece(unit, data)
+def encode_kept_rows(kept: pa.Table) -> Iterator[KeptPiece]:
+    """Yield the rows of a unit as pieces of about `PIECE_BYTES`."""
+    yield from map(KeptPiece, encode_in_pieces(kept))
 
 
 def encode_in_pieces(rows: pa.Table) -> Iterator[pa.Buffer]:

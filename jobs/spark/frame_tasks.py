@@ -215,7 +215,7 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
             if reading.kept is not None:
-                for piece in encode_kept_rows(unit.number, reading.kept):
+                for piece in encode_kept_rows(reading.kept):
                     yield make_row(place, KEPT, piece.data.to_pybytes())
         yield make_row(place, ANSWER, _pickle.dumps(last))
 
@@ -293,7 +293,7 @@ def _list_units(batches: _Batches) -> list[int]:
 def _group_pieces(batches: _Batches) -> Iterator[tuple[int, Iterator[KeptPiece]]]:
     """Yield the units of a task, each with what was kept of it; the whole input is read."""
     for unit, rows in groupby(_read_rows(batches), itemgetter(0)):
-        yield unit, (KeptPiece(unit, data) for _, kind, data in rows if kind == KEPT)
+        yield unit, (KeptPiece(data) for _, kind, data in rows if kind == KEPT)
 
 
 def _read_shipped(batches: _Batches) -> Iterator[Shipped]:

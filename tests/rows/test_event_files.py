@@ -59,7 +59,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[int
     for unit in divide_cut(spec, cut, {}, store):
         rows = read_unit(order_of(spec, store), unit).kept
         assert rows is not None
-        pieces[unit.number] = list(encode_kept_rows(unit.number, rows))
+        pieces[unit.number] = list(encode_kept_rows(rows))
         assert len(pieces[unit.number]) > 1
     return (spec, store), pieces
 
