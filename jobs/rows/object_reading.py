@@ -262,7 +262,6 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         CorruptObjectsError: it cannot be decoded.
         TransientError: the store does not answer, or the object has changed.
     """
-    path: Path | io.IOBase = Path(uri)
     if needs_decoding(source, part["key"]):
         return make_part(index, part, _decode_part(part, uri, source))
     if "://" in uri:
@@ -270,9 +269,8 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         is_shared = part.get(SHARED, False)
         version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
         return make_part(index, part, version)
-    if (file := find_file(Path(uri))) != path:  # Arrow opens no such name
-        path = io.BytesIO(file.read_bytes())
-    return make_part(index, part, path)
+    is_odd = find_file(Path(uri)) != Path(uri)  # Arrow opens no such name
+    return make_part(index, part, _open_local(part, uri) if is_odd else Path(uri))
 
 
 def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> int:
@@ -339,14 +337,18 @@ def _open_extent(file: Any, part: JsonObject, source: SourceSpec) -> io.IOBase:
 def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
     """Open an object that is to be decoded."""
     if "://" not in uri:
-        try:
-            return LocalFile(find_file(Path(uri)))
-        except NotFoundError as error:
-            raise CorruptObjectsError.for_keys([part["key"]]) from error
+        return _open_local(part, uri)
     store, key = _locate_object(uri)
     is_shared = _is_share(part)
     version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
     return version if is_shared else _open_for_decoding(version, source)
+
+
+def _open_local(part: JsonView, uri: str) -> LocalFile:
+    try:
+        return LocalFile(find_file(Path(uri)))
+    except NotFoundError as error:
+        raise CorruptObjectsError.for_keys([part["key"]]) from error
 
 
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:

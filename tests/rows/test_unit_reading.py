@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from dataclasses import replace
@@ -22,7 +21,13 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
-from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects, open_part
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    LocalFile,
+    describe_unit,
+    divide_objects,
+    open_part,
+)
 from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.task_support import (
@@ -258,7 +263,7 @@ def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
     assert isinstance(inspected, InspectedObject)
     assert inspected.content == Footer(2, part["columns"])
     opened = open_part(0, {**part, "key": found.key}, described.uri, spec.sources["a"])
-    assert isinstance(opened.path, io.BytesIO)
+    assert isinstance(opened.path, LocalFile)
     assert pq.read_metadata(opened.path).num_rows == 2
 
 
