@@ -49,8 +49,6 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .dead_rows import (
-    CONDITION_GROUP,
-    IS_COUNTED,
     count_conditions,
     count_dead_letters,
     find_refused_row,
@@ -65,7 +63,6 @@ from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
     CountedRows,
     count_expired_pairs,
-    count_groups,
     count_late_rows,
     find_late_rows,
     find_refused_late_row,
@@ -525,9 +522,7 @@ def _write_dead_letters(
     if not rows.num_rows:
         return
     frame = DuckFrame.from_table(rows)
-    counted = frame.where(IS_COUNTED).selectExpr(*CONDITION_GROUP).toArrow()
-    groups = count_groups(counted, list(CONDITION_GROUP))
-    late, counts = count_conditions(order.spec, unit.cut, groups)
+    late, counts = count_conditions(order.spec, unit.cut, frame)
     origin = select_provenance(order.spec, unit.cut)[len(order.spec.columns) :]
     placed = frame.selectExpr("*", *origin)
     letters = show_dead_letters(placed, parts, epoch.provenance_columns()).toArrow()
