@@ -290,13 +290,11 @@ class MemberScanner:
     def _find_barrier(self) -> BarrierRow | None:
         if self.rows.barrier is None:
             return None
-        own = int(self.rows.times[self.end - 1])
         place = self.end - 1
+        own = int(self.rows.times[place])
         if own == TICK_MIN:  # a barrier row without a time has that of its member
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
-        return BarrierRow(
-            int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own
-        )
+        return BarrierRow(int(self.rows.seqs[place]), *self.rows.barrier, own)
 
     def _carry_state(self, current: int) -> dict[str, int] | None:
         newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")

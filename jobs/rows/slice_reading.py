@@ -215,7 +215,7 @@ def read_slice(
         cast = cast_to_declared(DuckFrame.from_table(table), source, physical)
         rows = combine_frames(rows, cast)
         tables.append(table)
-    return None if rows is None else add_positions(rows, spec, cut), tables
+    return add_positions(rows, spec, cut), tables
 
 
 def read_parts(
@@ -346,14 +346,12 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec)
     numbers = (
         rows[OFFSET_COLUMN].combine_chunks()
         if part.has_row_numbers
-        else pa.array(np.arange(part.row_start, part.row_start + size, dtype=np.int64))
+        else np.arange(part.row_start, part.row_start + size, dtype=np.int64)
     )
-    # The columns that a scan by tasks takes from the folders' names.
-    place = [
-        pa.array(np.full(size, value, kind.to_pandas_dtype()))  # faster than `pa.repeat`
-        for value, (_, _, kind) in zip(
-            (part.member, index, part.ordinal), POSITION_COLUMNS[:3], strict=True
-        )
+    place = [  # faster than `pa.repeat`
+        np.full(size, part.member, np.int32),
+        np.full(size, index, np.int32),
+        np.full(size, part.ordinal, np.int64),
     ]
     own = pa.schema([schema.field(name) for name in names])
     columns, reasons = convert_rows(rows, own, source.columns)
