@@ -78,7 +78,7 @@ class EventMember:
     source: str
     partition: str
     place: int
-    tardy: bool = False
+    tardy: bool
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Ta
     return pa.table({**columns, "_slice": slices, "_late": late})
 
 
-def summarize_kept_rows(kept: pa.Table, *, with_times: bool = True) -> KeptSummary:
+def summarize_kept_rows(kept: pa.Table, *, with_times: bool) -> KeptSummary:
     """Return what the driver has to know of the rows; their times only for a release in order."""
     counts = zip(*np.unique(kept["_slice"].to_numpy(), return_counts=True), strict=True)
     late = kept["_late"].to_numpy()
