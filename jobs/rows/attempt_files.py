@@ -24,41 +24,6 @@ _SAMPLE_ROWS: Final = 10_000
 _SCRATCH_ADDRESS: Final = re.compile("(?P<scratch>.+?) over (?P<below>(?:s3|file)://.+)")
 
 
-def write_parquet_file(rows: pa.Table, path: Path) -> None:
-    """Write rows as one Parquet file."""
-    repeating: Any = _select_repeating_columns(rows)
-    # As Spark writes them: what a query happens to know about nulls is not part of a table.
-    rows = rows.cast(pa.schema(list(_make_type_nullable(pa.struct(list(rows.schema))))))
-    pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
-
-
-def store_file(
-    store: Store, path: Path, key: str, kind: str, time: str | None, extra: JsonObject
-) -> FileRef:
-    """Upload a Parquet file and describe it.
-
-    Args:
-        store: where it goes.
-        path: the local file.
-        key: which no other process writes.
-        kind: what it holds.
-        time: the column whose least and greatest values, in ticks, the reference carries.
-        extra: fields of the reference.
-    """
-    footer, stored = pq.read_metadata(path), store.upload(path, key)
-    low, high = _read_time_bounds(path, footer, time) if time else (None, None)
-    return FileRef(
-        key=key,
-        rows=footer.num_rows,
-        bytes=stored.size,
-        sha256=stored.sha256,
-        min_time=low,
-        max_time=high,
-        kind=kind,
-        extra=extra,
-    )
-
-
 def store_task_rows(
     url: str,
     rows: pa.Table,
@@ -90,18 +55,31 @@ def store_rows(
         rows: at least one.
         stem: how its key begins.
         kind: what it holds.
-        time: as in `store_file`.
+        time: the column whose least and greatest values, in ticks, the reference carries.
         extra: fields of the reference.
         footers: get the file's footer by its key.
     """
     key = f"{stem}-{uuid4().hex[:12]}.parquet"
+    low, high = pc.min_max(rows[time].cast(pa.int64())).as_py().values() if time else (None, None)
+    repeating: Any = _select_repeating_columns(rows)
+    # As Spark writes them: what a query happens to know about nulls is not part of a table.
+    rows = rows.cast(pa.schema(list(_make_type_nullable(pa.struct(list(rows.schema))))))
     with tempfile.TemporaryDirectory(prefix="tidegate-task-") as folder:
         path = Path(folder) / "rows.parquet"
-        write_parquet_file(rows, path)
-        found = store_file(store, path, key, kind, time, extra)
+        pq.write_table(rows, path, compression="snappy", use_dictionary=repeating)
+        stored = store.upload(path, key)
         if footers is not None:
-            footers[key] = FileFooter.pack(pq.read_metadata(path), found.bytes)
-        return found
+            footers[key] = FileFooter.pack(pq.read_metadata(path), stored.size)
+    return FileRef(
+        key=key,
+        rows=rows.num_rows,
+        bytes=stored.size,
+        sha256=stored.sha256,
+        min_time=low,
+        max_time=high,
+        kind=kind,
+        extra=extra,
+    )
 
 
 @cache
@@ -143,13 +121,3 @@ def _make_type_nullable(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(own.name, _make_type_nullable(own.type)) for own in kind])
     return kind
-
-
-def _read_time_bounds(path: Path, footer: Any, time: str) -> tuple[int | None, int | None]:
-    place = next(i for i in range(len(footer.schema)) if footer.schema.column(i).path == time)
-    found = [footer.row_group(i).column(place).statistics for i in range(footer.num_row_groups)]
-    # Arrow and Spark leave out the statistics of a row group whose times are all null.
-    if all(s is not None and s.has_min_max for s in found):
-        return min(s.min_raw for s in found), max(s.max_raw for s in found)
-    ends = pc.min_max(pq.read_table(path, columns=[time], partitioning=None)[time].cast(pa.int64()))
-    return ends["min"].as_py(), ends["max"].as_py()

@@ -29,7 +29,7 @@ from tidegate.time_units import TICK_MIN
 from .cut_division import ReadUnit
 from .edge_folds import OPEN_EDGES
 from .kept_rows import KeptSummary
-from .session_folds import is_folded_by_parts, merge_parts
+from .session_folds import merge_parts
 from .slice_reading import PhysicalColumns
 from .slice_scan import MOST_CELLS
 from .stored_partials import decode_table, encode_table
@@ -136,8 +136,7 @@ class _EvaluatedRows:
 
 def _list_part_names(unit: ReadUnit) -> list[tuple[int, str]]:
     """The slice and the key of each part of a unit."""
-    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
-    return [(index, part["key"]) for index, piece in pairs for part in piece.parts]
+    return [(index, part["key"]) for index, piece in unit.list_slices() for part in piece.parts]
 
 
 def _find_position(place: int, row: int) -> int:
@@ -268,14 +267,10 @@ def _add_answer(total: UnitAnswer, answer: UnitAnswer) -> None:
     if answer.kept is not None:
         total.kept = answer.kept if total.kept is None else _add_kept(total.kept, answer.kept)
     total.events += answer.events
-    total.late_files += answer.late_files
     total.late += answer.late
-    total.late_counts += answer.late_counts
     total.late_refused = answer.late_refused | total.late_refused
-    total.dead_files += answer.dead_files
+    total.dead += answer.dead
     total.footers |= answer.footers
-    total.dead_late += answer.dead_late
-    total.dead_counts += answer.dead_counts
     total.dead_refused = answer.dead_refused
     total.error, total.left = answer.error, answer.left
     total.corrupt, total.unknown = answer.corrupt, answer.unknown
@@ -359,6 +354,6 @@ def _merge_answer(
 def _merge_partials(spec: PipelineSpec, name: str, rows: pa.Table) -> pa.Table:
     aggregation = Aggregation(spec, name)
     frame = DuckFrame.from_table(rows)
-    if is_folded_by_parts(aggregation.window):
+    if aggregation.window.is_folded_by_parts:
         return merge_parts(frame, aggregation).toArrow()
     return aggregation.merge_same_windows(frame).toArrow()

@@ -5,7 +5,6 @@ give the groups: where a group ends is a binary search. The group that still gro
 state.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.manifest import FileRef
-from tidegate.errors import TidegateError
 from tidegate.jobs.engine.arrow_tables import convert_to_ticks, read_parquet_object
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sinks.output_tables import build_system_schema
@@ -25,7 +23,6 @@ from tidegate.time_units import saturate_ticks
 
 from .attempt_files import open_task_store, store_task_rows
 from .event_files import FileAnswer
-from .task_report import TaskReport
 
 Ints = NDArray[np.int64]
 
@@ -90,9 +87,8 @@ class BuildAnswer(FileAnswer):
 
 def write_built_events(order: BuildOrder) -> BuildAnswer:
     """Write the groups that end in an epoch."""
-    begun = time.process_time()
     answer = BuildAnswer(0)
-    try:
+    with answer.report_work():
         tables = [_describe_groups(order, groups) for groups in _group_files(order, answer)]
         built = pa.concat_tables(tables)
         if built.num_rows:
@@ -101,9 +97,6 @@ def write_built_events(order: BuildOrder) -> BuildAnswer:
             found = answer.footers
             file = store_task_rows(order.store, built, stem, kind, "stamp", {}, found)
             answer.files += (file,)
-    except TidegateError as error:
-        answer.error = error
-    answer.report = TaskReport.measure_since(begun)
     return answer
 
 

@@ -68,10 +68,14 @@ class ReadUnit:
     state: JsonObject
     positions: dict[int, int] | None = None
 
+    def list_slices(self) -> list[tuple[int, Slice]]:
+        """Return the slices, each with its index."""
+        return list(zip(self.indexes, self.cut.slices, strict=True))
+
     def count_rows(self) -> Counter[int]:
         """Return index of a slice -> rows that were planned."""
         found = Counter[int]()
-        for index, piece in zip(self.indexes, self.cut.slices, strict=True):
+        for index, piece in self.list_slices():
             found[index] = sum(part["row_end"] - part["row_start"] for part in piece.parts)
         return found
 

@@ -4,7 +4,7 @@ Such a row is a dead letter, kept as JSON text with its origin, or it stops the 
 `where` leaves out, or that a rule drops, are counted only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -36,8 +36,8 @@ JUDGED_SCHEMA: Final = pa.schema(
         **dict.fromkeys(("_dead", "_detail", "_rule", "_warned", "_json"), pa.string()),
     }
 )
-CONDITION_GROUP: Final = ("_m", "_rule", "_warned")
-IS_COUNTED: Final = f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'"
+_CONDITION_GROUP: Final = ["_m", "_rule", "_warned"]
+_IS_COUNTED: Final = f"_rule IS NOT NULL OR _warned <> '' OR _dead = '{FILTERED}'"
 """Whether conditions say something of a row, as Spark SQL."""
 IS_LETTER: Final = f"_dead NOT IN ('{RULE_DROPPED}', '{FILTERED}')"
 
@@ -115,17 +115,12 @@ def count_dead_letters(letters: pa.Table) -> SourceCounts:
     return found
 
 
-def count_conditions(
-    spec: PipelineSpec, cut: Cut, groups: Iterable[dict[str, Any]]
-) -> tuple[LateCounts, SourceCounts]:
-    """What rules dropped, and how many rows of each source conditions say something of.
-
-    `groups` are those of `CONDITION_GROUP` among rows for which `IS_COUNTED` holds, with their
-    number as `count_all`.
-    """
+def count_conditions(spec: PipelineSpec, cut: Cut, frame: Frame) -> tuple[LateCounts, SourceCounts]:
+    """What rules dropped, and how many rows of each source conditions say something of."""
     dropped = LateCounts()
     counts = SourceCounts()
-    for row in groups:
+    counted = frame.where(_IS_COUNTED).selectExpr(*_CONDITION_GROUP).toArrow()
+    for row in count_groups(counted, _CONDITION_GROUP):
         source = cut.slices[row["_m"]].member.source
         names = [FILTERED]
         if row["_rule"] is not None:

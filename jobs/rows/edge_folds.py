@@ -16,6 +16,7 @@ from tidegate.jobs.rules.duck_frame import DuckFrame, Frame
 from tidegate.jobs.rules.row_conditions import (
     add_window_span,
     end_reached_sql,
+    expand_spans,
     quote_name,
     quote_text,
     time_below_sql,
@@ -24,18 +25,13 @@ from tidegate.jobs.rules.row_conditions import (
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_options import EdgeColumns
 from tidegate.jobs.spec.window_specs import WindowSpec
-from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
+from tidegate.time_units import TICK_MIN, saturate_ticks
 
 from .judged_rows import JudgedRows, assign_rows_to_windows
 
 OPEN_EDGES: Final = ":edges"
 """Among the partial aggregates of windows; no window has such a name."""
 ORIGIN_COLUMNS = ("_source", "_partition", "_seq", "_et")
-_WINDOWS_PER_PART = 10_000
-"""Windows of one edge that are laid out at a time.
-
-A frontier that jumps far ahead must not cost memory.
-"""
 
 
 def collect_edge_columns(spec: PipelineSpec) -> dict[str, EdgeColumns]:
@@ -150,14 +146,5 @@ def expand_to_windows(window: WindowSpec, frame: Frame, before: int) -> Frame:
     lasting = frame.where("_et < _end")
     lasting = lasting.selectExpr(f"* REPLACE ({start} AS _et)", "_et AS _began")
     spans = add_window_span(window, lasting)
-    period = window.period or 1
-    # Two explodes instead of one: a sequence of all windows at once is an array in memory. The
-    # bound keeps `many * period` within int64.
-    many = max(1, min(_WINDOWS_PER_PART, TICK_MAX // 4 // period))
-    spans = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
-    part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"
-    others = "* EXCLUDE (_et, _end, _began, _w0, _w1, _part)"
-    pairs = spans.selectExpr(others, "_began AS _et", f"explode({part}) AS _ws")
-    return pairs.selectExpr("*", f"_ws + {window.size}L AS _we").where(
-        f"NOT ({end_reached_sql('_we', before)})"
-    )
+    spans = spans.selectExpr("* EXCLUDE (_et, _end, _began)", "_began AS _et")
+    return expand_spans(window, spans).where(f"NOT ({end_reached_sql('_we', before)})")

@@ -15,10 +15,10 @@ those of live order segments. Positions are contiguous over all files.
 import io
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ from tidegate.jobs.engine.arrow_tables import (
     to_arrow_type,
 )
 from tidegate.jobs.engine.file_footers import FileFooter
+from tidegate.jobs.engine.interfaces import Slice
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.sources.byte_streams import ScratchFile
@@ -43,7 +44,7 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec
 from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .errors import KEPT_ROWS_LOST
-from .kept_rows import KeptPiece, decode_rows, encode_in_pieces
+from .kept_rows import KeptPiece, decode_rows, encode_in_pieces, slice_rows
 from .task_report import TaskReport
 
 RANGE_BYTES: Final = 32 << 20
@@ -77,7 +78,7 @@ class EventMember:
     source: str
     partition: str
     place: int
-    tardy: bool = False
+    tardy: bool
 
 
 @dataclass(frozen=True)
@@ -162,17 +163,28 @@ class FileAnswer:
     report: TaskReport | None = None
     error: TidegateError | None = None
 
+    @contextmanager
+    def report_work(self) -> Iterator[None]:
+        """Note what the work of a task has cost, and the error that stops it."""
+        begun = time.process_time()
+        try:
+            yield
+        except TidegateError as error:
+            self.error = error
+        self.report = TaskReport.measure_since(begun)
+
 
 # Without an order
 
 
-def list_event_members(spec: PipelineSpec, unit: ReadUnit) -> dict[int, EventMember]:
-    """Return index of a slice of a unit -> whose rows it has."""
+def list_event_members(
+    spec: PipelineSpec, slices: Iterable[tuple[int, Slice]], flagged: Collection[str] = ()
+) -> dict[int, EventMember]:
+    """Return index of a slice -> whose rows it has; `flagged` are members at a tardy barrier."""
     places = {name: place for place, name in enumerate(spec.sources)}
-    pairs = zip(unit.indexes, unit.cut.slices, strict=True)
     return {
-        index: EventMember(piece.member.source, piece.member.partition, places[piece.member.source])
-        for index, piece in pairs
+        index: EventMember(*piece.member, places[piece.member.source], str(piece.member) in flagged)
+        for index, piece in slices
     }
 
 
@@ -203,10 +215,8 @@ def write_read_events(order: EventsOrder, unit: ReadUnit, kept: pa.Table) -> Fil
     """Write rows that were just read, at the positions that were planned for them."""
     assert unit.positions is not None  # noqa: S101 - see `ReadUnit`
     answer, following = FileAnswer(unit.number), dict(unit.positions)
-    files = -(-kept.nbytes // FILE_BYTES)
-    step = -(-kept.num_rows // max(files, 1))
-    for first in range(0, kept.num_rows, max(step, 1)):
-        table = _add_members(order, kept.slice(first, step).combine_chunks())
+    for rows in slice_rows(kept, FILE_BYTES):
+        table = _add_members(order, rows.combine_chunks())
         _write_events(answer, order, *_assign_positions(table, following))
     return answer
 
@@ -215,17 +225,13 @@ def write_unit_events(
     order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterable[KeptPiece]
 ) -> FileAnswer:
     """Write the rows of a unit."""
-    begun = time.process_time()
     answer, found, following = FileAnswer(unit), 0, dict(firsts.get(unit, {}))
-    try:
+    with answer.report_work():
         for rows in _join_kept_rows(pieces, FILE_BYTES):
             found += rows.num_rows
             table = _add_members(order, rows)
             _write_events(answer, order, *_assign_positions(table, following))
         _require_all_rows(order, found, order.kept[unit])
-    except TidegateError as error:
-        answer.error = error
-    answer.report = TaskReport.measure_since(begun)
     return answer
 
 
@@ -263,18 +269,6 @@ def _assign_positions(rows: pa.Table, following: dict[int, int]) -> tuple[pa.Tab
 
 
 @dataclass(frozen=True)
-class CutPiece:
-    """Rows for one target, as an Arrow stream.
-
-    `waited` says whether they are those of a segment, which name their members. Rows that a task
-    kept have the number of a slice instead.
-    """
-
-    data: pa.Buffer
-    waited: bool
-
-
-@dataclass(frozen=True)
 class CutSummary:
     """What a task that cuts rows tells every target.
 
@@ -291,8 +285,11 @@ class CutSummary:
     error: TidegateError | None
 
 
-Shipped = tuple[int, CutPiece | CutSummary]
-"""A target, and what is for it."""
+Shipped = tuple[int, pa.Buffer | CutSummary]
+"""A target, and what is for it: rows as an Arrow stream, or the summary of a task.
+
+Rows of a segment name their members. Rows that a task kept have the number of a slice instead.
+"""
 
 
 def write_share(
@@ -316,21 +313,21 @@ def _cut_rows(
     counts, taken, error = np.zeros(order.firsts[-1], np.int64), 0, None
     waiting: dict[str, tuple[int, int]] = {}
 
-    def ship_rows(rows: pa.Table, *, waited: bool) -> Iterator[Shipped]:
+    def ship_rows(rows: pa.Table) -> Iterator[Shipped]:
         """Yield rows for their targets, and count all."""
         targets = _find_targets(order, rows)
         counts[:] += np.bincount(targets, minlength=counts.size)
         for target, part in _divide_rows(rows, targets, own):
             for data in encode_in_pieces(part):
-                yield target, CutPiece(data, waited)
+                yield target, data
 
     for rows in _join_kept_rows(pieces, _CUT_BYTES):
         taken += rows.num_rows
-        yield from ship_rows(rows, waited=False)
+        yield from ship_rows(rows)
     try:
         for ref in segments:
             rows, waiting[ref.key] = _read_segment(order, ref)
-            yield from ship_rows(rows, waited=True)
+            yield from ship_rows(rows)
     except TidegateError as failure:
         error = failure
     before = (np.cumsum(counts) - counts).tolist()
@@ -356,18 +353,14 @@ def write_targets(order: RangesOrder, shipped: Iterable[Shipped]) -> Iterator[Fi
     summaries: dict[int, list[CutSummary]] = defaultdict(list)
     with closing(_TargetPieces()) as pieces:
         for target, item in shipped:
-            if isinstance(item, CutPiece):
-                pieces.add(target, item)
-            else:
+            if isinstance(item, CutSummary):
                 summaries[target].append(item)
+            else:
+                pieces.add(target, item)
         for target in sorted(summaries):
-            begun = time.process_time()
             answer = FileAnswer(target)
-            try:
+            with answer.report_work():
                 _write_target(answer, order, pieces.take(target), summaries[target])
-            except TidegateError as error:
-                answer.error = error
-            answer.report = TaskReport.measure_since(begun)
             yield answer
 
 
@@ -378,16 +371,16 @@ class _TargetPieces:
     """
 
     def __init__(self) -> None:
-        self._held: dict[int, list[CutPiece]] = defaultdict(list)
+        self._held: dict[int, list[pa.Buffer]] = defaultdict(list)
         self._size = 0
         self._file: ScratchFile | None = None
-        self._places: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
+        self._places: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._error: TidegateError | None = None
 
-    def add(self, target: int, piece: CutPiece) -> None:
+    def add(self, target: int, piece: pa.Buffer) -> None:
         """Keep a piece; an error of the file is raised when pieces are taken."""
         self._held[target].append(piece)
-        self._size += len(piece.data)
+        self._size += len(piece)
         if self._size > _HELD_BYTES and len(self._held) > 1:
             try:
                 self._write_held()
@@ -396,7 +389,7 @@ class _TargetPieces:
             self._held.clear()
             self._size = 0
 
-    def take(self, target: int) -> list[CutPiece]:
+    def take(self, target: int) -> list[pa.Buffer]:
         """Return the pieces of a target, and keep them no longer.
 
         Raises:
@@ -405,10 +398,10 @@ class _TargetPieces:
         if self._error is not None:
             raise self._error
         found = self._held.pop(target, [])
-        for start, size, waited in self._places.pop(target, ()):
+        for start, size in self._places.pop(target, ()):
             assert self._file is not None  # noqa: S101 - it has places
             self._file.seek(start)
-            found.append(CutPiece(pa.py_buffer(self._file.read(size)), waited))
+            found.append(pa.py_buffer(self._file.read(size)))
         return found
 
     def close(self) -> None:
@@ -421,15 +414,15 @@ class _TargetPieces:
         start = self._file.seek(0, io.SEEK_END)
         for target, pieces in self._held.items():
             for piece in pieces:
-                size = self._file.write(piece.data)
-                self._places[target].append((start, size, piece.waited))
+                size = self._file.write(piece)
+                self._places[target].append((start, size))
                 start += size
 
 
 def _write_target(
     answer: FileAnswer,
     order: RangesOrder,
-    pieces: list[CutPiece],
+    pieces: list[pa.Buffer],
     summaries: list[CutSummary],
 ) -> None:
     for one in summaries:
@@ -448,10 +441,11 @@ def _write_target(
     _write_events(answer, order, rows, np.arange(first, first + rows.num_rows))
 
 
-def _join_pieces(order: RangesOrder, pieces: list[CutPiece]) -> pa.Table:
+def _join_pieces(order: RangesOrder, pieces: list[pa.Buffer]) -> pa.Table:
     """All rows of a target, with their members."""
-    kept = [decode_rows(piece.data) for piece in pieces if not piece.waited]
-    tables = [decode_rows(piece.data) for piece in pieces if piece.waited]
+    found = [decode_rows(piece) for piece in pieces]
+    kept = [rows for rows in found if "_slice" in rows.column_names]
+    tables = [rows for rows in found if "_slice" not in rows.column_names]
     if kept:
         named = _add_members(order, pa.concat_tables(kept))
         tables.append(named.select([*order.spec.columns, *_KEYS, "_late"]))
@@ -528,14 +522,12 @@ def _find_rows_from(sections: _Ints, times: _Ints, mark: ReleaseMark) -> NDArray
 
 def _conform_segment(spec: PipelineSpec, read: pa.Table) -> pa.Table:
     """Rows of a segment as those of a unit; a column that is younger is null."""
-    columns: dict[str, Any] = {
+    columns = {
         name: get_column_or_nulls(read, name, to_arrow_type(kind))
         for name, kind in spec.columns.items()
     }
-    kinds = {"_source": _NAMES, "_partition": _NAMES}
-    for name in _KEYS:
-        own = read[name]
-        columns[name] = pc.dictionary_encode(own).cast(_NAMES) if name in kinds else own
+    columns |= {name: read[name] for name in _KEYS}
+    columns |= {name: read[name].dictionary_encode() for name in ("_source", "_partition")}
     return pa.table({**columns, "_late": np.zeros(read.num_rows, bool)})
 
 
@@ -551,20 +543,10 @@ def _add_members(order: EventsOrder, rows: pa.Table) -> pa.Table:
         "_section": np.full(rows.num_rows, order.section, np.int64),
         "_tardy": np.array([one.tardy for one in members])[codes],
         "_so": np.array([one.place for one in members], np.int32)[codes],
-        "_source": _encode_names([one.source for one in members], codes),
-        "_partition": _encode_names([one.partition for one in members], codes),
+        "_source": pa.array([one.source for one in members], _NAMES).take(pa.array(codes)),
+        "_partition": pa.array([one.partition for one in members], _NAMES).take(pa.array(codes)),
     }
-    names = [name for name in rows.column_names if name not in ("_et", "_seq", "_late")]
-    own = {name: rows[name] for name in names}
-    places = {name: rows[name] for name in ("_et", "_seq")}
-    return pa.table({**own, **columns, **places, "_late": rows["_late"]})
-
-
-def _encode_names(names: list[str], codes: NDArray[np.int32]) -> pa.Array:
-    """Names by their numbers; a dictionary has each once."""
-    known = sorted(set(names))
-    place = np.array([known.index(name) for name in names], np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(place[codes]), pa.array(known, pa.string()))
+    return pa.table({**dict(zip(rows.column_names, rows.columns, strict=True)), **columns})
 
 
 def _write_events(answer: FileAnswer, order: EventsOrder, rows: pa.Table, positions: _Ints) -> None:

@@ -51,6 +51,10 @@ class JudgedRows:
     late_bound: int
     events_frontier: int
 
+    def has_rows_below(self, bound: int) -> bool:
+        """Whether the survey found an event time below a bound."""
+        return self.low is not None and self.low < bound
+
     @property
     def row_columns(self) -> list[str]:
         """The columns of `PipelineSpec.row_columns`, as Spark SQL over a row with `_et`."""
@@ -71,14 +75,8 @@ def select_data_rows(spec: PipelineSpec, cut: Cut, rows: Any) -> Frame:
     """The data rows of an Arrow table of `slice_scan.scan_slice`, with their provenance."""
     more = ("_verdict", "_mark", *list_spark_arguments(spec))
     own = [name for name in more if name in rows.column_names]
-    provenance = select_provenance(spec, cut)
-    return DuckFrame.from_table(rows).selectExpr(
-        *provenance,
-        "_seq",
-        "_et",
-        "_end",
-        *own,
-    )
+    columns = *select_provenance(spec, cut), "_m", "_seq", "_et", "_end", *own
+    return DuckFrame.from_table(rows).selectExpr(*columns)
 
 
 def apply_verdicts(frame: Frame | None, spec: PipelineSpec) -> tuple[Frame | None, Frame | None]:
@@ -123,7 +121,7 @@ def apply_late_policy(judged: JudgedRows, window: WindowSpec, late: str) -> Fram
     if window.on_late is not LatePolicy.ADJUST:
         # Also where no row is late: the code is the same in every epoch.
         return rows.where(f"NOT ({late})")
-    if judged.low is None or judged.low >= judged.frontier:
+    if not judged.has_rows_below(judged.frontier):
         return rows
     return adjust_late_rows(rows, judged.spec, late, write_ticks(judged.frontier))
 

@@ -15,15 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.jobs.engine.arrow_tables import to_arrow_type
-from tidegate.jobs.rules.duck_frame import Frame
 from tidegate.jobs.rules.row_conditions import quote_name, time_below_sql
 from tidegate.jobs.spec.event_time_options import LatePolicy
-from tidegate.jobs.spec.pipeline import EVENTS
 from tidegate.time_units import TICK_MAX
 
 from .cut_division import ReadUnit
 from .judged_rows import JudgedRows, adjust_late_rows
-from .late_rows import has_late_rows
 
 PIECE_BYTES: Final = 512 << 10
 """About so many bytes of rows are one piece.
@@ -40,7 +37,6 @@ _LAYOUT: Final = b"tidegate"
 class KeptPiece:
     """Rows of a unit, as an Arrow stream."""
 
-    unit: int
     data: pa.Buffer
 
 
@@ -63,27 +59,10 @@ class KeptSummary:
     late_times: list[int]
 
 
-def select_accepted_rows(judged: JudgedRows) -> Frame:
-    """Return the rows that join the events output, with `_late`.
-
-    Rows are adjusted where the late policy says so.
-    """
-    frame, policy = judged.data, judged.spec.release.on_late
-    assert frame is not None  # noqa: S101 - called with rows only
-    late = time_below_sql(judged.late_bound)
-    if policy is LatePolicy.ADJUST and late != "false":
-        # The frontier has passed their start, so they begin at the frontier. A row that ended
-        # before it cannot be moved and stays late.
-        start = max(judged.frontier, judged.late_bound)
-        frame = adjust_late_rows(frame, judged.spec, late, f"{start}L")
-    flagged = policy is LatePolicy.EMIT_FLAGGED
-    if policy not in (LatePolicy.EMIT_FLAGGED, LatePolicy.ADJUST) and late != "false":
-        frame = frame.where(f"NOT ({late})")
-    return frame.selectExpr("*", f"{late if flagged else 'false'} AS _late")
-
-
 def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Table:
     """Return the rows of a unit that join the events output, in the order of the cut.
+
+    Rows are adjusted where the late policy says so.
 
     Args:
         judged: the rows.
@@ -92,30 +71,30 @@ def keep_event_rows(judged: JudgedRows, unit: ReadUnit, rows: pa.Table) -> pa.Ta
             aside or may be adjusted.
     """
     kinds = {name: to_arrow_type(kind) for name, kind in judged.spec.columns.items()}
-    policy, has_late = judged.spec.release.on_late, has_late_rows(judged, EVENTS)
-    if judged.aside is None and not (has_late and policy is LatePolicy.ADJUST):
-        late = np.zeros(rows.num_rows, bool)
-        if has_late:
-            # As `time_below_sql` has it.
-            late = np.minimum(rows["_et"].to_numpy(), TICK_MAX - 1) < judged.late_bound
-        if has_late and policy is not LatePolicy.EMIT_FLAGGED:
-            rows, late = rows.filter(pa.array(~late)), np.zeros(int((~late).sum()), bool)
-        slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
-    else:
-        names = [*map(quote_name, kinds), "_et", "_seq", "_late"]
-        member = "concat(_source, '/', _partition) AS _member"
-        rows = select_accepted_rows(judged).selectExpr(*names, member).toArrow()
-        members = pa.array([str(piece.member) for piece in unit.cut.slices])
-        slices = np.array(unit.indexes, np.int32)[
-            pc.index_in(rows["_member"], value_set=members).to_numpy()
-        ]
-        late = rows["_late"]
+    policy, has_late = judged.spec.release.on_late, judged.has_rows_below(judged.late_bound)
+    adjusts = has_late and policy is LatePolicy.ADJUST
+    if judged.aside is not None or adjusts:
+        going = judged.data
+        if adjusts:
+            # The frontier has passed their start, so they begin at the frontier. A row that ended
+            # before it cannot be moved and is left out.
+            start = f"{max(judged.frontier, judged.late_bound)}L"
+            is_late = time_below_sql(judged.late_bound)
+            going = adjust_late_rows(going, judged.spec, is_late, start)
+        rows = going.selectExpr(*map(quote_name, kinds), "_et", "_seq", "_m").toArrow()
+    late = np.zeros(rows.num_rows, bool)
+    if has_late:
+        # As `time_below_sql` has it.
+        late = np.minimum(rows["_et"].to_numpy(), TICK_MAX - 1) < judged.late_bound
+    if has_late and policy is not LatePolicy.EMIT_FLAGGED:
+        rows, late = rows.filter(pa.array(~late)), np.zeros(int((~late).sum()), bool)
     columns = {name: rows[name].cast(kind) for name, kind in kinds.items()}
     columns |= {name: rows[name] for name in ("_et", "_seq")}
+    slices = np.array(unit.indexes, np.int32)[rows["_m"].to_numpy()]
     return pa.table({**columns, "_slice": slices, "_late": late})
 
 
-def summarize_kept_rows(kept: pa.Table, *, with_times: bool = True) -> KeptSummary:
+def summarize_kept_rows(kept: pa.Table, *, with_times: bool) -> KeptSummary:
     """Return what the driver has to know of the rows; their times only for a release in order."""
     counts = zip(*np.unique(kept["_slice"].to_numpy(), return_counts=True), strict=True)
     late = kept["_late"].to_numpy()
@@ -134,18 +113,22 @@ def _sample_times(times: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[i
     return found
 
 
-def encode_kept_rows(unit: int, kept: pa.Table) -> Iterator[KeptPiece]:
-    """Yield the rows as pieces of about `PIECE_BYTES`."""
-    for data in encode_in_pieces(kept):
-        yield KeptPiece(unit, data)
+def encode_kept_rows(kept: pa.Table) -> Iterator[KeptPiece]:
+    """Yield the rows of a unit as pieces of about `PIECE_BYTES`."""
+    yield from map(KeptPiece, encode_in_pieces(kept))
 
 
 def encode_in_pieces(rows: pa.Table) -> Iterator[pa.Buffer]:
     """Yield rows as Arrow streams of about `PIECE_BYTES`."""
-    pieces = -(-rows.nbytes // PIECE_BYTES)
-    step = -(-rows.num_rows // max(pieces, 1))
+    yield from map(encode_rows, slice_rows(rows, PIECE_BYTES))
+
+
+def slice_rows(rows: pa.Table, size: int) -> Iterator[pa.Table]:
+    """Yield rows in slices of about so many bytes."""
+    slices = -(-rows.nbytes // size)
+    step = -(-rows.num_rows // max(slices, 1))
     for first in range(0, rows.num_rows, max(step, 1)):
-        yield encode_rows(rows.slice(first, step))
+        yield rows.slice(first, step)
 
 
 def encode_rows(rows: pa.Table) -> pa.Buffer:

@@ -5,10 +5,12 @@ else to look for.
 """
 
 from collections import Counter
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.row_counts import LATE_ROWS
 from tidegate.errors import PoisonError
 from tidegate.jobs.rules.duck_frame import Frame, group_rows
@@ -36,6 +38,34 @@ COUNTED_COLUMNS: Final = ["_source", "output", "reason", "_dropped"]
 ROW_IDENTITY: Final = ["_source", "_partition", "_seq"]
 
 
+@dataclass(frozen=True)
+class CountedRows:
+    """Rows that were late; or that the schema, their time or a rule stops, or rules warn about.
+
+    Attributes:
+        written: files of the late or the dead-letter table; dropped rows are in none.
+        late: what was late, or what rules dropped.
+        counts: rows of each source. Late ones: (source, `late_rows`) -> rows that are late for at
+            least one output or set aside; each counts once, dropped ones too. (source, `expired:`
+            and a window) -> pairs of a row and a window that was purged before the row came;
+            sessions are not counted. Others: what became of them, in the files, left out by
+            `where`, or by the rules that they break.
+    """
+
+    written: tuple[FileRef, ...] = ()
+    late: LateCounts = field(default_factory=Counter)
+    counts: SourceCounts = field(default_factory=Counter)
+
+    def __add__(self, other: Self) -> Self:
+        """Return both."""
+        return replace(
+            self,
+            written=self.written + other.written,
+            late=self.late + other.late,
+            counts=self.counts + other.counts,
+        )
+
+
 def get_late_policy(judged: JudgedRows, output: str) -> LatePolicy:
     """What becomes of rows that are late for events or a window."""
     window = judged.spec.windows.get(output)
@@ -47,20 +77,14 @@ def find_late_rows(judged: JudgedRows, output: str) -> Frame | None:
 
     None if there can be none.
     """
-    if judged.data is None or not has_late_rows(judged, output):
-        return None
     window = judged.spec.windows.get(output)
     bound = judged.late_bound if window is None else judged.frontier
+    if judged.data is None or not judged.has_rows_below(bound):
+        return None
     late = time_below_sql(bound) if window is None else late_for_window_sql(window, bound)
     if get_late_policy(judged, output) is LatePolicy.ADJUST:
         late = f"{late} AND _end <= {max(judged.frontier, bound)}L"
     return judged.data.where(late)
-
-
-def has_late_rows(judged: JudgedRows, output: str) -> bool:
-    """Whether a row may be late for an output."""
-    bound = judged.late_bound if output == EVENTS else judged.frontier
-    return judged.low is not None and judged.low < bound
 
 
 def find_violations(judged: JudgedRows) -> Frame | None:
@@ -166,7 +190,7 @@ def count_expired_pairs(judged: JudgedRows) -> SourceCounts:
     """
     before = judged.frontier
     found = SourceCounts()
-    if judged.data is None or judged.low is None or judged.low >= before:
+    if judged.data is None or not judged.has_rows_below(before):
         return found
     pairs = {
         f"expired:{name}": expired_pairs_sql(window, before)

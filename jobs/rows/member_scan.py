@@ -107,7 +107,7 @@ class MemberScanner:
         # Empty arrays stay empty, so a slice without data rows needs no case of its own.
         self.newest = np.maximum(np.maximum.accumulate(self.times), first)
         # The newest time before each row, from earlier cuts for the first one.
-        self.before = np.concatenate(([first], self.newest[:-1])) if self.times.size else self.times
+        self.before = np.concatenate(([first], self.newest))[:-1]
 
     def scan(self) -> MemberScan:
         """Return the member's survey, its rows that are not plain data, and their lateness.
@@ -155,7 +155,7 @@ class MemberScanner:
         # Without a clock, the first row of a partition would have nothing to be measured by.
         far = times > self.wall_before + jump
         # A jump is measured from the plausible rows before it, never from another jump.
-        near = np.maximum.accumulate(np.where(far, TICK_MIN, times)) if times.size else times
+        near = np.maximum.accumulate(np.where(far, TICK_MIN, times))
         newest = self.memory.get("newest")
         for place in np.flatnonzero(far):
             known = int(near[place])
@@ -243,11 +243,8 @@ class MemberScanner:
         # later.
         stamps = np.minimum(self.rows.times[places], TICK_MAX - self.shift) + self.shift
         after[places] = stamps
-        before = (
-            np.maximum(np.maximum.accumulate(ahead), self._accumulate_marks(after))[places]
-            if places.size
-            else stamps
-        )
+        np.maximum.accumulate(ahead, out=ahead)
+        before = np.maximum(ahead, self._accumulate_marks(after))[places]
         back = np.flatnonzero(stamps < before)
         if (
             back.size
@@ -261,17 +258,12 @@ class MemberScanner:
                 before=int(before[first]),
                 after=int(stamps[first]),
             )
-        np.maximum.accumulate(ahead, out=ahead)
         return int(back.size)
 
     def _accumulate_marks(self, after: Ints) -> Ints:
         """Per row, the greatest mark that earlier rows and cuts have set."""
-        known = (
-            np.concatenate(([self.memory.get("current", TICK_MIN)], after[:-1]))
-            if after.size
-            else after
-        )
-        return np.maximum.accumulate(known) if known.size else known
+        known = np.concatenate(([self.memory.get("current", TICK_MIN)], after))[:-1]
+        return np.maximum.accumulate(known)
 
     def _find_newest(self, times: Ints, kept: Flags) -> tuple[int | None, int]:
         """Return `newest_kept` and `newest_end` of the survey."""
@@ -298,13 +290,11 @@ class MemberScanner:
     def _find_barrier(self) -> BarrierRow | None:
         if self.rows.barrier is None:
             return None
-        own = int(self.rows.times[self.end - 1])
         place = self.end - 1
+        own = int(self.rows.times[place])
         if own == TICK_MIN:  # a barrier row without a time has that of its member
             own = int(self.newest[-1]) if self.times.size else self.memory.get("newest", 0)
-        return BarrierRow(
-            int(self.rows.seqs[place]), self.rows.barrier[0], self.rows.barrier[1], own
-        )
+        return BarrierRow(int(self.rows.seqs[place]), *self.rows.barrier, own)
 
     def _carry_state(self, current: int) -> dict[str, int] | None:
         newest = int(self.newest[-1]) if self.times.size else self.memory.get("newest")

@@ -65,9 +65,6 @@ class _RangeReader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
         if base + offset < 0:  # a damaged object names such a place
@@ -266,17 +263,14 @@ def open_part(index: int, part: JsonObject, uri: str, source: SourceSpec) -> Cut
         CorruptObjectsError: it cannot be decoded.
         TransientError: the store does not answer, or the object has changed.
     """
-    path: Path | io.IOBase = Path(uri)
     if needs_decoding(source, part["key"]):
         return make_part(index, part, _decode_part(part, uri, source))
     if "://" in uri:
-        store, key = _locate_object(uri)
         is_shared = part.get(SHARED, False)
-        version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
+        version = _open_version(uri, part["etag"], part["size"], is_shared=is_shared)
         return make_part(index, part, version)
-    if (file := find_file(Path(uri))) != path:  # Arrow opens no such name
-        path = io.BytesIO(file.read_bytes())
-    return make_part(index, part, path)
+    is_odd = find_file(Path(uri)) != Path(uri)  # Arrow opens no such name
+    return make_part(index, part, _open_local(part, uri) if is_odd else Path(uri))
 
 
 def count_read_bytes(part: JsonView, source: SourceSpec, *, is_open: bool) -> int:
@@ -343,14 +337,17 @@ def _open_extent(file: Any, part: JsonObject, source: SourceSpec) -> io.IOBase:
 def _open_planned(part: JsonObject, uri: str, source: SourceSpec) -> Any:
     """Open an object that is to be decoded."""
     if "://" not in uri:
-        try:
-            return LocalFile(find_file(Path(uri)))
-        except NotFoundError as error:
-            raise CorruptObjectsError.for_keys([part["key"]]) from error
-    store, key = _locate_object(uri)
+        return _open_local(part, uri)
     is_shared = _is_share(part)
-    version = _open_version(store, key, part["etag"], part["size"], is_shared=is_shared)
+    version = _open_version(uri, part["etag"], part["size"], is_shared=is_shared)
     return version if is_shared else _open_for_decoding(version, source)
+
+
+def _open_local(part: JsonView, uri: str) -> LocalFile:
+    try:
+        return LocalFile(find_file(Path(uri)))
+    except NotFoundError as error:
+        raise CorruptObjectsError.for_keys([part["key"]]) from error
 
 
 def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]:
@@ -366,14 +363,13 @@ def _open_newest(found: FoundObject, source: SourceSpec) -> tuple[str, int, Any]
     head = store.stat(key)
     if head is None:
         raise OBJECT_NOT_FOUND(uri=found.uri)
-    version = _open_version(store, key, head.etag, head.size)
+    version = _open_version(found.uri, head.etag, head.size)
     return head.etag, head.size, _open_for_decoding(version, source)
 
 
-def _open_version(
-    store: S3Store, key: str, etag: str, size: int, *, is_shared: bool = False
-) -> io.IOBase:
+def _open_version(uri: str, etag: str, size: int, *, is_shared: bool = False) -> io.IOBase:
     """Open one version of an object: its bytes, or if they are many what reads ranges of them."""
+    store, key = _locate_object(uri)
     if is_shared or size > RANGED_BYTES:
         return RangedObject(store, key, etag, size)
     if size >= LARGE_READ:

@@ -16,11 +16,6 @@ from .judged_rows import JudgedRows, apply_late_policy, assign_rows_to_windows
 _BOUNDS = {"_ws": "min(_ws)", "_we": "max(_we)", "_opened": "min(_et)"}
 
 
-def is_folded_by_parts(window: WindowSpec) -> bool:
-    """Whether the rows of a window become items, not partial aggregates of aligned windows."""
-    return window.kind is WindowKind.SESSION or window.fire_every is not None
-
-
 def fold_parts(judged: JudgedRows, aggregation: Aggregation) -> Frame:
     """The items of the rows: their bounds and partial aggregates. There must be rows."""
     rows = select_part_rows(judged, aggregation)

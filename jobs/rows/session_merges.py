@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.checkpoints.manifest import FileRef
 from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, combine_frames
 from tidegate.jobs.rules.row_conditions import (
@@ -48,10 +47,6 @@ class SessionMerge(StateMerge):
             return None
         merged = merge_parts(DuckFrame.from_table(self.folds), self.aggregation).toArrow()
         return merged if merged.num_rows else None
-
-    @cached_property
-    def _live(self) -> list[FileRef]:
-        return self.files.order.live_segments(self.kind)
 
     @cached_property
     def _placed(self) -> pa.Table | None:
@@ -89,9 +84,9 @@ class SessionMerge(StateMerge):
     @cached_property
     def _stays(self) -> bool:
         """No row, no session that closes, none that is shown in every epoch: the segment stays."""
-        ends = [ref.min_time for ref in self._live if ref.min_time is not None]
+        ends = [ref.min_time for ref in self.live if ref.min_time is not None]
         is_closing = any(is_window_closed(self.window, end, self.after) for end in ends)
-        is_shown = bool(self._live) and self.window.emit == "complete"
+        is_shown = bool(self.live) and self.window.emit == "complete"
         # In any bucket: all write the segments again, or none.
         is_quiet = self.folds is None and not is_closing and not is_shown
         return is_quiet and not self._passes_early_firing()
@@ -114,7 +109,7 @@ class SessionMerge(StateMerge):
     def write(self, sql_values: pa.Table | None = None) -> MergedState:
         """Write the state and the results; as `WindowMerge.write`."""
         if self._stays:
-            return MergedState(segments=self.select_standing(self._live))
+            return MergedState(segments=self.select_standing(self.live))
         if self._merged is None:
             return MergedState()
         written = self.write_rows(self._merged)
@@ -125,7 +120,7 @@ class SessionMerge(StateMerge):
     def _load_sessions(self) -> Any:
         """The live sessions that are not purged; None without a segment."""
         aggregation = self.aggregation
-        frame = self.files.load_partials(aggregation, self._live, aggregation.keys)
+        frame = self.load_partials(self.live)
         if frame is None:
             return None
         states = list(aggregation.partials)

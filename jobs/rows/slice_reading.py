@@ -12,7 +12,7 @@ Each row carries its position and the reason why it is bad, if it is. Columns be
 import errno
 import io
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,7 +29,7 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.arrow_tables import replace_column, to_arrow_type
 from tidegate.jobs.engine.errors import CorruptObjectsError
 from tidegate.jobs.engine.interfaces import Cut
-from tidegate.jobs.rules.declared_values import convert_rows, may_be_odd
+from tidegate.jobs.rules.declared_values import convert_rows
 from tidegate.jobs.rules.duck_frame import DuckFrame, Frame, combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.rules.worker_memory import require_room
@@ -215,7 +215,7 @@ def read_slice(
         cast = cast_to_declared(DuckFrame.from_table(table), source, physical)
         rows = combine_frames(rows, cast)
         tables.append(table)
-    return None if rows is None else add_positions(rows, spec, cut), tables
+    return add_positions(rows, spec, cut), tables
 
 
 def read_parts(
@@ -341,57 +341,26 @@ def _read_part(index: int, part: CutPart, schema: pa.Schema, source: SourceSpec)
     else:
         reader = part.reader or RowReader(part.path)
         rows = _read_some_rows(reader, part, names, part.row_start, part.row_end)
-    unread = _judge_unread_columns(part, source, names)
     size = rows.num_rows
     # The places in the object, from 0.
     numbers = (
         rows[OFFSET_COLUMN].combine_chunks()
         if part.has_row_numbers
-        else pa.array(np.arange(part.row_start, part.row_start + size, dtype=np.int64))
+        else np.arange(part.row_start, part.row_start + size, dtype=np.int64)
     )
-    # The columns that a scan by tasks takes from the folders' names.
-    place = [
-        pa.array(np.full(size, value, kind.to_pandas_dtype()))  # faster than `pa.repeat`
-        for value, (_, _, kind) in zip(
-            (part.member, index, part.ordinal), POSITION_COLUMNS[:3], strict=True
-        )
+    place = [  # faster than `pa.repeat`
+        np.full(size, part.member, np.int32),
+        np.full(size, index, np.int32),
+        np.full(size, part.ordinal, np.int64),
     ]
     own = pa.schema([schema.field(name) for name in names])
     columns, reasons = convert_rows(rows, own, source.columns)
-    if unread is not None:
-        reasons = unread if reasons is None else pc.coalesce(reasons, unread)
     found = pa.table([*columns, *place, numbers], schema=schema)
     if reasons is None:
         return found
     if BAD_REASON in names:  # of a decoded object: what it says of a row comes first
         return replace_column(found, BAD_REASON, pc.coalesce(found[BAD_REASON], reasons))
     return found.append_column(BAD_REASON, reasons)
-
-
-def _judge_unread_columns(part: CutPart, source: SourceSpec, read: Collection[str]) -> Any:
-    """What is wrong with values of declared columns that are not read, some rows at a time.
-
-    None where nothing is. A survey needs few columns, and yet has to know all dead rows.
-    """
-    kinds = {
-        name: to_arrow_type(source.columns[name])
-        for name, own in part.columns
-        if name not in read and may_be_odd(own, source.columns.get(name))
-    }
-    # What was decoded from texts or messages has only good values.
-    if not kinds or any(name == BAD_REASON for name, _ in part.columns):
-        return None
-    schema, names = pa.schema(kinds), [*kinds]
-    reader, found = RowReader(part.path), []
-    for first in range(part.row_start, part.row_end, _BATCH_ROWS):
-        end = min(first + _BATCH_ROWS, part.row_end)
-        rows = _read_some_rows(reader, part, names, first, end)
-        reasons = convert_rows(rows, schema, names)[1]
-        found.append((rows.num_rows, reasons))
-    if all(reasons is None for _, reasons in found):
-        return None
-    columns = [pa.nulls(n, pa.string()) if own is None else own for n, own in found]
-    return pa.concat_tables([pa.table({"why": column}) for column in columns])["why"]
 
 
 def add_positions(

@@ -140,28 +140,24 @@ class StateFiles:
         require_written_bytes(self.store, ref, path)
         return pq.read_table(path, partitioning=None)
 
-    def load_segments(self, refs: list[FileRef], keys: Iterable[str]) -> DuckFrame | None:
+    def load_segments(self, refs: list[FileRef], keys: list[str]) -> DuckFrame | None:
         """The rows of segments that are in the bucket by these columns; None without a segment."""
-        names = list(keys)
-        tables = [self.order.select_bucket(self.read_segment(ref), names) for ref in refs]
+        tables = [self.order.select_bucket(self.read_segment(ref), keys) for ref in refs]
         if not tables:
             return None
         return DuckFrame.from_table(pa.concat_tables(tables, promote_options="permissive"))
 
-    def load_partials(
-        self, aggregation: Aggregation, refs: list[FileRef], keys: Iterable[str]
-    ) -> Any:
+    def load_partials(self, aggregation: Aggregation, refs: list[FileRef]) -> Any:
         """As `load_segments`, for partial aggregates: state columns as the present spec names them.
 
         They are numbered by the places of the aggregates, which segments name in `extra`.
         """
-        names = list(keys)
         groups: dict[tuple[str, ...], list[FileRef]] = {}
         for ref in refs:
             groups.setdefault(tuple(ref.extra["aggregates"]), []).append(ref)
         rows = None
         for outputs, group in groups.items():
-            frame = self.load_segments(group, names)
+            frame = self.load_segments(group, aggregation.bucket_columns)
             rows = combine_frames(rows, aggregation.rename_states(frame, list(outputs)))
         return rows
 

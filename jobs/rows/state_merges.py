@@ -17,7 +17,6 @@ from .attempt_files import open_task_store
 from .edge_folds import list_pairing_columns
 from .edge_merges import pair_edges, write_edges
 from .errors import WORKER_MEMORY_FULL
-from .session_folds import is_folded_by_parts
 from .session_merges import SessionMerge
 from .state_files import MergedState, StateFiles, StateOrder
 from .stored_partials import StoredTable, decode_table, encode_table, send_table
@@ -61,24 +60,21 @@ class MergeOrder:
         """Return the merge of the window, with files of the order's state."""
         if self.name not in files.opened:
             aggregation = Aggregation(self.state.spec, self.name)
-            is_by_parts = is_folded_by_parts(aggregation.window)
-            columns = aggregation.keys if is_by_parts else aggregation.bucket_columns
-            merge = SessionMerge if is_by_parts else WindowMerge
-            parts = self.load_parts(files, columns)
+            merge = SessionMerge if aggregation.window.is_folded_by_parts else WindowMerge
+            parts = self.load_parts(files, aggregation.bucket_columns)
             files.opened[self.name] = merge(files, aggregation, parts)
         found: WindowMerge | SessionMerge = files.opened[self.name]
         return found
 
-    def load_parts(self, files: StateFiles, columns: Iterable[str]) -> pa.Table | None:
+    def load_parts(self, files: StateFiles, columns: list[str]) -> pa.Table | None:
         """Return what the units have made for the bucket, in their order; None of nothing.
 
         Which bucket a row is in follows from these columns.
         """
-        names = list(columns)
         tables = list[pa.Table]()
         for part in self.parts:
             packed = part if isinstance(part, bytes) else files.store.get(part.key).data
-            table = self.state.select_bucket(decode_table(packed), names)
+            table = self.state.select_bucket(decode_table(packed), columns)
             # Engines may order columns in different ways.
             if tables:
                 table = table.select(tables[0].column_names).cast(tables[0].schema)

@@ -49,8 +49,6 @@ from tidegate.jobs.spec.window_specs import WindowKind
 from .attempt_files import open_task_store, store_task_rows
 from .cut_division import ReadUnit
 from .dead_rows import (
-    CONDITION_GROUP,
-    IS_COUNTED,
     count_conditions,
     count_dead_letters,
     find_refused_row,
@@ -63,10 +61,8 @@ from .event_files import EventsOrder, FileAnswer, list_event_members, write_read
 from .judged_rows import JudgedRows, apply_verdicts, select_data_rows
 from .kept_rows import KeptSummary, keep_event_rows, summarize_kept_rows
 from .late_rows import (
-    LateCounts,
-    SourceCounts,
+    CountedRows,
     count_expired_pairs,
-    count_groups,
     count_late_rows,
     find_late_rows,
     find_refused_late_row,
@@ -78,7 +74,7 @@ from .long_values import limit_rows
 from .member_scan import MemberScan
 from .message_schemas import Schemas
 from .object_reading import count_read_bytes, make_part, open_part
-from .session_folds import find_late_session_rows, fold_parts, is_folded_by_parts
+from .session_folds import find_late_session_rows, fold_parts
 from .slice_reading import CutPart, PhysicalColumns, read_parts, select_provenance
 from .slice_scan import (
     keep_data_rows,
@@ -160,12 +156,10 @@ class UnitAnswer:
         kept: the rows for the events; None without an events table.
         events: what was written of them, if the unit has `ReadUnit.positions` and all planned rows
             leave.
-        late_files: files of the late table.
-        late, late_counts: what was late, as `CountedRows` in jobs/spark has it.
+        late: what was late.
         late_refused: output -> error for its first late row under ``on_late: error``.
-        dead_files: files of the dead-letter table.
-        footers: of all these files, by key.
-        dead_late, dead_counts: what conditions and casts stop, as `CountedRows` has it.
+        dead: what conditions and casts stop.
+        footers: of the files in `late` and `dead`, by key.
         dead_refused: error for the first dead row that `on_bad` or a rule does not allow.
         error: why nothing can be sealed; the rest says nothing then.
         corrupt: keys of objects that cannot be read; the rest says nothing then.
@@ -184,14 +178,10 @@ class UnitAnswer:
     partials: dict[str, bytes | StoredTable] = field(default_factory=dict)
     kept: KeptSummary | None = None
     events: list[FileAnswer] = field(default_factory=list)
-    late_files: tuple[FileRef, ...] = ()
-    late: LateCounts = field(default_factory=Counter)
-    late_counts: SourceCounts = field(default_factory=Counter)
+    late: CountedRows = field(default_factory=CountedRows)
     late_refused: dict[str, PoisonError] = field(default_factory=dict)
-    dead_files: tuple[FileRef, ...] = ()
+    dead: CountedRows = field(default_factory=CountedRows)
     footers: dict[str, FileFooter] = field(default_factory=dict)
-    dead_late: LateCounts = field(default_factory=Counter)
-    dead_counts: SourceCounts = field(default_factory=Counter)
     dead_refused: PoisonError | None = None
     error: TidegateError | None = None
     corrupt: tuple[str, ...] = ()
@@ -402,7 +392,7 @@ def _fill_answer(
     Those of a unit with `ReadUnit.positions` are not: they are written, if all of them leave.
     """
     tables, judged, is_whole = [], [], True
-    for place, (index, piece) in enumerate(zip(unit.indexes, unit.cut.slices, strict=True)):
+    for place, (index, piece) in enumerate(unit.list_slices()):
         require_room()
         found, rows = scan(place)
         answer.rows += rows.num_rows
@@ -433,7 +423,7 @@ def _fill_answer(
         return kept
     if unit.positions and answer.kept.rows == unit.count_rows():
         require_room()
-        members = list_event_members(order.spec, unit)
+        members = list_event_members(order.spec, unit.list_slices())
         events = EventsOrder(order.spec, order.folders, order.store, order.section, members, {})
         answer.events.append(write_read_events(events, unit, kept))
     return None
@@ -470,7 +460,7 @@ def _fold_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -> None
             aggregation = Aggregation(order.spec, name, is_evaluated=True)
             folded = (
                 fold_parts(judged, aggregation)
-                if is_folded_by_parts(window)
+                if window.is_folded_by_parts
                 else aggregation.fold_rows(assign_unit_rows(judged, window, ended))
             )
             answer.partials[name] = encode_table(folded.toArrow())
@@ -508,13 +498,11 @@ def _write_late_rows(answer: UnitAnswer, order: ReadOrder, judged: JudgedRows) -
     if frame is None or answer.late_refused:
         return
     table = frame.toArrow()
-    answer.late, answer.late_counts = count_late_rows(table)
-    answer.late_counts += count_expired_pairs(judged)
+    late, counts = count_late_rows(table)
+    counts += count_expired_pairs(judged)
     kept = table.filter(pc.invert(table["_dropped"])).drop_columns(["_dropped"])
-    if not kept.num_rows:
-        return
-    time = order.spec.event_time_column
-    answer.late_files = _write_table(answer, order, LATE, kept, time)
+    files = _write_table(answer, order, LATE, kept, order.spec.event_time_column)
+    answer.late = CountedRows(files, late, counts)
 
 
 def _find_late_session_rows(order: ReadOrder, judged: JudgedRows, name: str) -> Frame | None:
@@ -534,21 +522,21 @@ def _write_dead_letters(
     if not rows.num_rows:
         return
     frame = DuckFrame.from_table(rows)
-    counted = frame.where(IS_COUNTED).selectExpr(*CONDITION_GROUP).toArrow()
-    groups = count_groups(counted, list(CONDITION_GROUP))
-    answer.dead_late, answer.dead_counts = count_conditions(order.spec, unit.cut, groups)
+    late, counts = count_conditions(order.spec, unit.cut, frame)
     origin = select_provenance(order.spec, unit.cut)[len(order.spec.columns) :]
     placed = frame.selectExpr("*", *origin)
     letters = show_dead_letters(placed, parts, epoch.provenance_columns()).toArrow()
-    answer.dead_counts += count_dead_letters(letters)
-    if letters.num_rows:
-        answer.dead_files = _write_table(answer, order, DEAD_LETTERS, letters, None)
+    counts += count_dead_letters(letters)
+    files = _write_table(answer, order, DEAD_LETTERS, letters, None)
+    answer.dead = CountedRows(files, late, counts)
 
 
 def _write_table(
     answer: UnitAnswer, order: ReadOrder, table: str, rows: pa.Table, time: str | None
 ) -> tuple[FileRef, ...]:
-    """Write a file of an output table; `time` as in `store_file`."""
+    """Write a file of an output table, none without rows; `time` as in `store_rows`."""
+    if not rows.num_rows:
+        return ()
     stem = f"{order.folders.table_prefix(table)}part-{answer.number:05d}"
     kind = f"table:{table}"
     return (store_task_rows(order.store, rows, stem, kind, time, {}, answer.footers),)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame, combine_frames, group_rows
 from tidegate.jobs.rules.row_conditions import (
     end_reached_sql,
+    expand_spans,
     is_window_closed,
     is_window_purged,
     window_purged_sql,
@@ -32,9 +33,6 @@ from tidegate.time_units import TICK_MAX, saturate_ticks
 
 from .cut_division import DIVISION
 from .state_files import MANY_SEGMENTS, SMALL_SEGMENT_ROWS, MergedState, StateFiles
-
-_WINDOWS_PER_PART: Final = 10_000
-"""Windows of one key that are laid out at a time."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,16 @@ class StateMerge:
         """The frontier after the epoch."""
         return self.files.order.decision.frontier_after
 
+    @cached_property
+    def live(self) -> list[FileRef]:
+        """Live segments of partial aggregates."""
+        live = self.files.order.live_segments(self.kind)
+        return [ref for ref in live if not holds_gaps(ref)]
+
+    def load_partials(self, refs: list[FileRef]) -> Any:
+        """The rows of segments that are in the bucket; None without a segment."""
+        return self.files.load_partials(self.aggregation, refs)
+
     def write_rows(self, rows: pa.Table) -> tuple[FileRef, ...]:
         """Write state that the epoch's rows have changed."""
         # Sums of doubles depend on the division.
@@ -124,12 +132,6 @@ class WindowMerge(StateMerge):
     """As `StateMerge`, of a tumbling or sliding window, whose folds have no marks."""
 
     @cached_property
-    def _live(self) -> list[FileRef]:
-        """Live segments of partial aggregates."""
-        live = self.files.order.live_segments(self.kind)
-        return [ref for ref in live if not holds_gaps(ref)]
-
-    @cached_property
     def fresh(self) -> pa.Table | None:
         """The partial aggregates of the epoch, one row per window and key, with their marks."""
         if self.folds is None:
@@ -158,7 +160,7 @@ class WindowMerge(StateMerge):
         if self._added:
             touched = pa.concat_tables(self._added, promote_options="permissive")
             least_end = pc.min(touched["_we"]).as_py()
-        needed = [ref for ref in self._live if self._may_be_due(ref, least_end)]
+        needed = [ref for ref in self.live if self._may_be_due(ref, least_end)]
         # Most epochs close no window.
         is_due = least_end is not None and (
             self.window.emit != "close" or is_window_closed(self.window, least_end, self.after)
@@ -172,10 +174,6 @@ class WindowMerge(StateMerge):
         if self._added:
             marked.append(DuckFrame.from_table(touched).selectExpr("*", "true AS _new"))
         return self._select_due(combine_frames(*marked), least_end)
-
-    def load_partials(self, refs: list[FileRef]) -> Any:
-        """The rows of segments that are in the bucket; None without a segment."""
-        return self.files.load_partials(self.aggregation, refs, self.aggregation.bucket_columns)
 
     def _may_be_due(self, ref: FileRef, least_end: int | None) -> bool:
         window = self.window
@@ -230,7 +228,7 @@ class WindowMerge(StateMerge):
         """
         written = tuple(ref for rows in self._added for ref in self.write_rows(rows))
         results, overflowed = self.write_results(self.due, sql_values)
-        live = self._merge_small_segments(self.select_standing(self._live))
+        live = self._merge_small_segments(self.select_standing(self.live))
         segments = *live, *self.select_standing(written), *self._zero[1]
         return MergedState(results, segments, written, overflowed, self.files.footers)
 
@@ -275,8 +273,8 @@ def fill_gaps(merge: WindowMerge) -> tuple[pa.Table | None, tuple[FileRef, ...]]
     known = reach.select([*keys, "_first", "_last"])
     segments = merge.files.write_segment(merge.kind, known, None, {"gaps": True})
     spans = DuckFrame.from_table(reach)
-    first, second = (spans.selectExpr(*keys, f"_a{i} AS _a", f"_b{i} AS _b") for i in range(2))
-    due = first.unionByName(second).where("_a <= _b").toArrow()
+    first, second = (spans.selectExpr(*keys, f"_a{i} AS _w0", f"_b{i} AS _w1") for i in range(2))
+    due = first.unionByName(second).where("_w0 <= _w1").toArrow()
     return _build_zero_partials(merge, due) if due.num_rows else None, segments
 
 
@@ -329,29 +327,18 @@ def _measure_keys(merge: WindowMerge, gaps: list[FileRef]) -> pa.Table | None:
 def _build_zero_partials(merge: WindowMerge, spans: pa.Table) -> pa.Table | None:
     """Partial aggregates of no rows, one for each window that is due and that has no rows.
 
-    They have the columns of the others. `spans` has ranges of window starts, `_a` to `_b`.
+    They have the columns of the others. `spans` has ranges of window starts, `_w0` to `_w1`.
     """
     aggregation = merge.aggregation
     window = merge.window
     marks = aggregation.select_marks(merge.before, merge.files.order.epoch, epochs=0)
-    period = window.period or 1
-    keys = aggregation.keys
-    # Not all windows of a key at once: DuckDB holds the lists of many rows.
-    step = f"explode(sequence(_a, _b, {_WINDOWS_PER_PART * period}L)) AS _a"
-    part = f"sequence(_a, least(_b, _a + {(_WINDOWS_PER_PART - 1) * period}L), {period}L)"
-    zero = (
-        DuckFrame.from_table(spans)
-        .selectExpr(*keys, step, "_b")
-        .selectExpr(*keys, f"explode({part}) AS _ws")
-        .selectExpr("*", f"_ws + {window.size}L AS _we")
-        .selectExpr(*aggregation.group_columns, *marks)
-    )
+    windows = expand_spans(window, DuckFrame.from_table(spans))
+    zero = windows.selectExpr(*aggregation.group_columns, *marks)
     fresh = None if merge.fresh is None else DuckFrame.from_table(merge.fresh)
     # There are some: the last window of a key outlives the gaps before it.
-    standing: Any = combine_frames(merge.load_partials(merge._live), fresh)
+    standing: Any = combine_frames(merge.load_partials(merge.live), fresh)
     columns = [*aggregation.group_columns, "_on", "_up", "_n", "_epoch", *aggregation.partials]
     standing = standing.where(f"NOT ({window_purged_sql(window, '_we', merge.before)})")
-    empty = zero.join_anti(standing, ["_ws", *keys])
-    found = standing.where("false").selectExpr(*columns).unionByName(empty)
-    table = found.selectExpr(*columns).toArrow()
+    empty = zero.join_anti(standing, ["_ws", *aggregation.keys])
+    table = standing.where("false").selectExpr(*columns).unionByName(empty).toArrow()
     return table if table.num_rows else None

@@ -316,7 +316,7 @@ class Aggregation:
         keys: names of the key columns in state, in the order of the spec.
         key_columns: the key columns of a row under these names, as SQL.
         group_columns: names of the state columns that identify a window's result.
-        bucket_columns: those from which the bucket of a row of an aligned window follows.
+        bucket_columns: those from which the bucket of a row of state follows.
         plans: output column -> its plan.
         partials: state column -> expression over rows.
         merges: state column -> expression over state columns.
@@ -342,8 +342,9 @@ class Aggregation:
             for i, key in enumerate(self.window.keys)
         ]
         self.group_columns = ["_ws", "_we", *self.keys]
-        # What fills gaps is looked for by key.
-        self.bucket_columns = self.keys if self.window.zero_rows else self.group_columns
+        # Sessions move, and what fills gaps is looked for by key.
+        is_by_key = self.window.is_folded_by_parts or self.window.zero_rows
+        self.bucket_columns = self.keys if is_by_key else self.group_columns
         self.plans: dict[str, AggregatePlan] = {}
         # The sums of arguments whose types only the rows have.
         self._open_sums: dict[str, str] = {}

@@ -22,14 +22,6 @@ _BEYOND = "is a time that no column holds"
 # Values of typed columns.
 
 
-def may_be_odd(arrow: str, declared: str | None) -> bool:
-    """Whether a value may be wrong although the type of its column fits the declared one."""
-    is_text = declared == "string" and arrow in ("string", "large_string", "string_view")
-    return is_text or (
-        declared == "timestamp" and arrow.startswith(("timestamp[ms", "timestamp[s"))
-    )
-
-
 def convert_rows(rows: pa.Table, schema: pa.Schema, declared: Collection[str]) -> tuple[Any, Any]:
     """Convert the columns of some rows.
 

@@ -10,6 +10,11 @@ from tidegate.time_units import TICK_MAX, TICK_MIN, saturate_ticks
 
 from .duck_frame import Frame
 
+_WINDOWS_PER_PART: Final = 10_000
+"""Windows of one row that are laid out at a time.
+
+A frontier that jumps far ahead must not cost memory.
+"""
 ROW_ORDER: Final = ("_et", "_so", "_partition", "_seq")
 """The fixed order of ties: event time, source order, partition, position."""
 
@@ -102,6 +107,18 @@ def add_window_span(window: WindowSpec, frame: Frame) -> Frame:
         "*", f"{first_window_start_sql(window)} AS _w0", f"{last_window_start_sql(window)} AS _w1"
     )
     return spans if _covers_every_time(window) else spans.where("_w0 <= _w1")
+
+
+def expand_spans(window: WindowSpec, spans: Frame) -> Frame:
+    """A row for each window from `_w0` to `_w1`, with its bounds as `_ws` and `_we` instead."""
+    period = window.period or 1
+    # Two explodes instead of one: a sequence of all windows at once is an array in memory. The
+    # bound keeps `many * period` within int64.
+    many = max(1, min(_WINDOWS_PER_PART, TICK_MAX // 4 // period))
+    parts = spans.selectExpr("*", f"explode(sequence(_w0, _w1, {many * period}L)) AS _part")
+    part = f"sequence(_part, least(_w1, _part + {(many - 1) * period}L), {period}L)"
+    pairs = parts.selectExpr("* EXCLUDE (_w0, _w1, _part)", f"explode({part}) AS _ws")
+    return pairs.selectExpr("*", f"_ws + {window.size}L AS _we")
 
 
 def _covers_every_time(window: WindowSpec) -> bool:

@@ -66,11 +66,8 @@ class EarlyEvents:
         columns = len(self._spec.row_columns) + _MORE_COLUMNS
         if files * columns * _FOOTER_BYTES > _MOST_FOOTER_BYTES:
             return units
-        members = {
-            index: member
-            for unit in units
-            for index, member in list_event_members(self._spec, unit).items()
-        }
+        slices = (pair for unit in units for pair in unit.list_slices())
+        members = list_event_members(self._spec, slices)
         rows = {unit.number: unit.count_rows() for unit in units}
         positions = assign_first_positions(members, rows, first)
         return [replace(unit, positions=positions[unit.number]) for unit in units]

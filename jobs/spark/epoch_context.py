@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
 from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
-from tidegate.jobs.rows.late_rows import LateCounts, SourceCounts
 from tidegate.jobs.rows.state_files import StateFiles, StateOrder
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.spec.pipeline import PipelineSpec
@@ -74,22 +72,3 @@ def has_rows_from_mark(ref: FileRef, mark: ReleaseMark) -> bool:
     It has some for certain if its rows are of one section.
     """
     return ref.max_time is not None and ReleaseMark(ref.extra["section_max"], ref.max_time) >= mark
-
-
-@dataclass(frozen=True)
-class CountedRows:
-    """Rows that were late; or that the schema, their time or a rule stops, or rules warn about.
-
-    Attributes:
-        written: files of the late or the dead-letter table; dropped rows are in none.
-        late: what was late, or what rules dropped.
-        counts: rows of each source. Late ones: (source, `late_rows`) -> rows that are late for at
-            least one output or set aside; each counts once, dropped ones too. (source, `expired:`
-            and a window) -> pairs of a row and a window that was purged before the row came;
-            sessions are not counted. Others: what became of them, in the files, left out by
-            `where`, or by the rules that they break.
-    """
-
-    written: tuple[FileRef, ...] = ()
-    late: LateCounts = field(default_factory=Counter)
-    counts: SourceCounts = field(default_factory=Counter)

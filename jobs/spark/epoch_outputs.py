@@ -17,12 +17,12 @@ from tidegate.checkpoints.row_counts import (
 from tidegate.jobs.engine.file_footers import note_footers
 from tidegate.jobs.engine.interfaces import MoveResult
 from tidegate.jobs.rows.built_events import BuildOrder, EventGroup, write_built_events
-from tidegate.jobs.rows.late_rows import LateCounts, SourceCounts
+from tidegate.jobs.rows.late_rows import CountedRows, LateCounts, SourceCounts
 from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 
-from .epoch_context import CountedRows, EpochContext
+from .epoch_context import EpochContext
 from .python_tasks import build_events_in_task, log_files
 from .task_epochs import TaskScans
 from .task_events import ReleasedRows, count_buffered_rows

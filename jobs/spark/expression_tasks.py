@@ -112,7 +112,7 @@ def run_expression_job(
         rows.persist(choose_storage_level(units))
         kept = KeptFrame(rows, len(units))
         if is_classic:
-            pieces = rows.where(f"kind = '{KEPT}'").select("unit", "data").rdd
+            pieces = rows.where(f"kind = '{KEPT}'").select("data").rdd
             kept = _EvaluatedPieces(pieces, len(units), rows)
     try:
         return _join_answers(order, units, collect_answers(rows)), kept
@@ -293,7 +293,7 @@ def _fold_units(
     unit: ReadUnit = _pickle.loads(units[place])
     for reading in fold_in_batches(order, unit, rows):
         answer = reading.answer
-        for piece in () if reading.kept is None else encode_kept_rows(unit.number, reading.kept):
+        for piece in () if reading.kept is None else encode_kept_rows(reading.kept):
             yield make_row(place, KEPT, piece.data.to_pybytes())
     for _ in rows:  # what no batch has asked for
         pass

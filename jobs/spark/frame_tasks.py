@@ -23,7 +23,6 @@ from tidegate.jobs.rows.attempt_files import open_task_store
 from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.cut_division import ReadUnit
 from tidegate.jobs.rows.event_files import (
-    CutPiece,
     CutSummary,
     EventsOrder,
     FileAnswer,
@@ -64,9 +63,7 @@ ROWS: Final = (
 ANSWER: Final = "answer"
 """What a task says, pickled."""
 KEPT: Final = "kept"
-"""Rows that a read job keeps, as an Arrow stream."""
-_WAITED: Final = "waited"
-"""Rows of a segment, as an Arrow stream."""
+"""Rows that a read job keeps, or that wait in a segment, as an Arrow stream."""
 _SUMMARY: Final = "summary"
 """What a task that cuts rows tells a target, pickled."""
 _MANY: Final = 1024
@@ -218,7 +215,7 @@ def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches)
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
             if reading.kept is not None:
-                for piece in encode_kept_rows(unit.number, reading.kept):
+                for piece in encode_kept_rows(reading.kept):
                     yield make_row(place, KEPT, piece.data.to_pybytes())
         yield make_row(place, ANSWER, _pickle.dumps(last))
 
@@ -233,11 +230,10 @@ def _cut_rows(packed: bytes, batches: _Batches) -> _Batches:
     order: RangesOrder = _pickle.loads(packed)
     for unit, pieces in _group_pieces(batches):
         for target, item in cut_rows(order, unit, pieces):
-            if isinstance(item, CutPiece):
-                kind = _WAITED if item.waited else KEPT
-                yield make_row(target, kind, item.data.to_pybytes())
-            else:
+            if isinstance(item, CutSummary):
                 yield make_row(target, _SUMMARY, _pickle.dumps(item))
+            else:
+                yield make_row(target, KEPT, item.to_pybytes())
 
 
 def _write_ranges(packed: bytes, batches: _Batches) -> _Batches:
@@ -297,7 +293,7 @@ def _list_units(batches: _Batches) -> list[int]:
 def _group_pieces(batches: _Batches) -> Iterator[tuple[int, Iterator[KeptPiece]]]:
     """Yield the units of a task, each with what was kept of it; the whole input is read."""
     for unit, rows in groupby(_read_rows(batches), itemgetter(0)):
-        yield unit, (KeptPiece(unit, data) for _, kind, data in rows if kind == KEPT)
+        yield unit, (KeptPiece(data) for _, kind, data in rows if kind == KEPT)
 
 
 def _read_shipped(batches: _Batches) -> Iterator[Shipped]:
@@ -305,7 +301,7 @@ def _read_shipped(batches: _Batches) -> Iterator[Shipped]:
         if kind == _SUMMARY:
             yield target, cast(CutSummary, _pickle.loads(data))
         else:
-            yield target, CutPiece(data, kind == _WAITED)
+            yield target, data
 
 
 def _read_rows(batches: _Batches) -> Iterator[tuple[int, str, pa.Buffer]]:

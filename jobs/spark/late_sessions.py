@@ -47,10 +47,8 @@ def read_late_rows(
         known = answers[place]
         answers[place] = replace(
             known,
-            late_files=answer.late_files,
             footers=known.footers | answer.footers,
             late=answer.late,
-            late_counts=answer.late_counts,
             late_refused=answer.late_refused,
         )
     return replace(scans, answers=answers)

@@ -422,7 +422,7 @@ def _read_units(
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
             if reading.kept is not None:
-                yield from encode_kept_rows(unit.number, reading.kept)
+                yield from encode_kept_rows(reading.kept)
         inbox.add([(job, last)])
 
 

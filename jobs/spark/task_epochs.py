@@ -23,6 +23,7 @@ from tidegate.jobs.eventtime.decision_types import (
 )
 from tidegate.jobs.rows.batch_reading import merge_shares
 from tidegate.jobs.rows.cut_division import ReadUnit, divide_cut
+from tidegate.jobs.rows.late_rows import CountedRows
 from tidegate.jobs.rows.message_schemas import fetch_schemas, read_schemas
 from tidegate.jobs.rows.object_reading import FoundObject, divide_objects
 from tidegate.jobs.rows.slice_scan import make_no_rows, scan_rows
@@ -35,7 +36,6 @@ from tidegate.jobs.spec.pipeline import EVENTS, PipelineSpec, SourceSpec
 from tidegate.json_types import JsonObject
 
 from .early_events import EarlyEvents, have_left, have_positions, keep_rows
-from .epoch_context import CountedRows
 from .errors import SPARK_FAILED
 from .expression_tasks import run_expression_job
 from .python_tasks import (
@@ -99,25 +99,11 @@ class TaskScans:
             for answer in self.answers:
                 if output in answer.late_refused:
                     raise answer.late_refused[output]
-        total = CountedRows()
-        for answer in self.answers:
-            total = CountedRows(
-                total.written + answer.late_files,
-                total.late + answer.late,
-                total.counts + answer.late_counts,
-            )
-        return total
+        return sum((answer.late for answer in self.answers), CountedRows())
 
     def sum_dead_rows(self) -> CountedRows:
         """The dead rows of all units, and what conditions say of rows."""
-        total = CountedRows()
-        for answer in self.answers:
-            total = CountedRows(
-                total.written + answer.dead_files,
-                total.late + answer.dead_late,
-                total.counts + answer.dead_counts,
-            )
-        return total
+        return sum((answer.dead for answer in self.answers), CountedRows())
 
     def list_partials(self) -> dict[str, tuple[bytes | StoredTable, ...]]:
         """Window -> what `UnitAnswer.partials` have for it, in the order of the cut."""
@@ -255,7 +241,7 @@ def _delete_files(store: Store, answers: list[UnitAnswer]) -> None:
     keys = [part.key for part in stored if isinstance(part, StoredTable)]
     for answer in answers:
         events = [ref for written in answer.events for ref in written.files]
-        keys += [ref.key for ref in (*answer.late_files, *answer.dead_files, *events)]
+        keys += [ref.key for ref in (*answer.late.written, *answer.dead.written, *events)]
     delete_objects(store, keys)
 
 

@@ -18,11 +18,11 @@ from tidegate.jobs.engine.manifest_writer import ORDER_KIND
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.event_files import (
     RANGE_BYTES,
-    EventMember,
     EventsOrder,
     FileAnswer,
     RangesOrder,
     assign_first_positions,
+    list_event_members,
 )
 from tidegate.jobs.rows.late_rows import SourceCounts
 from tidegate.jobs.rows.state_files import MANY_SEGMENTS, SMALL_SEGMENT_ROWS, MergedState
@@ -152,17 +152,8 @@ def _require_events(epoch: EpochContext, scans: TaskScans, released: ReleasedRow
 
 
 def _make_order(epoch: EpochContext, scans: TaskScans) -> EventsOrder:
-    places = {name: place for place, name in enumerate(epoch.spec.sources)}
-    flagged = set(epoch.decision.flagged)
-    members = {
-        index: EventMember(
-            piece.member.source,
-            piece.member.partition,
-            places[piece.member.source],
-            str(piece.member) in flagged,
-        )
-        for index, piece in enumerate(scans.cut.slices)
-    }
+    slices = enumerate(scans.cut.slices)
+    members = list_event_members(epoch.spec, slices, epoch.decision.flagged)
     kept = {
         answer.number: answer.kept.rows.total() if answer.kept is not None else 0
         for answer in scans.answers

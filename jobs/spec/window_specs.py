@@ -193,6 +193,11 @@ class WindowSpec(SpecModel):
         return any(w.function is AggregateFunction.SQL for w in self.aggregates.values())
 
     @property
+    def is_folded_by_parts(self) -> bool:
+        """Whether its rows become items, not partial aggregates of aligned windows."""
+        return self.kind is WindowKind.SESSION or self.fire_every is not None
+
+    @property
     def closes_after_end(self) -> bool:
         """Whether a session closes at ``end < F`` instead of ``end <= F``."""
         if self.kind is not WindowKind.SESSION:

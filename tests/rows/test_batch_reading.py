@@ -57,7 +57,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 
 def read_files(answer: UnitAnswer, folder: Path) -> list[str]:
     """The rows of late and dead-letter tables."""
-    files = [*answer.late_files, *answer.dead_files]
+    files = [*answer.late.written, *answer.dead.written]
     rows = [row for ref in files for row in pq.read_table(folder / ref.key).to_pylist()]
     return sorted(map(repr, rows))
 

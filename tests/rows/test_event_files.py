@@ -21,7 +21,6 @@ from tidegate.jobs.eventtime.decision_types import FIRST_RELEASE_MARK, Member, R
 from tidegate.jobs.rows import cut_division, event_files, kept_rows
 from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.event_files import (
-    CutPiece,
     EventMember,
     EventsOrder,
     FileAnswer,
@@ -60,7 +59,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[int
     for unit in divide_cut(spec, cut, {}, store):
         rows = read_unit(order_of(spec, store), unit).kept
         assert rows is not None
-        pieces[unit.number] = list(encode_kept_rows(unit.number, rows))
+        pieces[unit.number] = list(encode_kept_rows(rows))
         assert len(pieces[unit.number]) > 1
     return (spec, store), pieces
 
@@ -199,7 +198,7 @@ def test_more_ranges_than_tasks_are_written_one_after_the_other(
 
     def note_held(answer: FileAnswer, order: RangesOrder, own: Any, summaries: Any) -> None:
         """Note the rows of a target, then write them."""
-        held.append(sum(len(piece.data) for piece in own))
+        held.append(sum(map(len, own)))
         write_target(answer, order, own, summaries)
 
     monkeypatch.setattr(event_files, "_write_target", note_held)
@@ -220,18 +219,17 @@ def test_a_task_holds_few_rows_of_several_ranges(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(event_files, "_HELD_BYTES", 100)
     given = {(n % 3, n): bytes([n]) * 40 for n in range(20)}
     with closing(event_files._TargetPieces()) as pieces:
-        for (target, number), data in given.items():
-            pieces.add(target, CutPiece(pa.py_buffer(data), waited=number % 2 == 0))
-            assert sum(len(one.data) for own in pieces._held.values() for one in own) <= 100
+        for (target, _), data in given.items():
+            pieces.add(target, pa.py_buffer(data))
+            assert sum(len(one) for own in pieces._held.values() for one in own) <= 100
         found = [pieces.take(target) for target in range(3)]
         assert [pieces.take(target) for target in range(3)] == [[], [], []]
     for target, own in enumerate(found):
         numbers = range(target, 20, 3)
-        assert sorted(one.data.to_pybytes() for one in own) == [bytes([n]) * 40 for n in numbers]
-        assert all(one.waited == (one.data[0] % 2 == 0) for one in own)
+        assert sorted(one.to_pybytes() for one in own) == [bytes([n]) * 40 for n in numbers]
     with closing(event_files._TargetPieces()) as pieces:
         for data in given.values():
-            pieces.add(7, CutPiece(pa.py_buffer(data), waited=False))
+            pieces.add(7, pa.py_buffer(data))
         assert pieces._file is None
 
 

@@ -151,6 +151,33 @@ def test_a_disk_that_does_not_answer_is_no_fault_of_plain_parquet(tmp_path: Path
         read_parts(columns, [(0, replace(part, path=tmp_path / "gone.parquet"))], source)
 
 
+def test_a_name_that_arrow_does_not_open_is_read_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk may fail as well, and the file may be gone."""
+    path, uri = tmp_path / "a\\b.parquet", str(tmp_path / "a%5Cb.parquet")
+    source = spec_of({"a": {}}, windows={}).sources["a"]
+    rows = pa.table({"n": pa.array(range(5000), pa.int32())})
+    with path.open("wb") as sink:
+        pq.write_table(rows, sink)
+    columns = (("n", "int32"),)
+    size = path.stat().st_size
+    part: JsonObject = {"key": "a%5Cb.parquet", "etag": "e", "size": size, "ordinal": 0}
+    part |= {"rows": 5000, "row_start": 0, "row_end": 5000, "columns": dict(columns)}
+
+    def read() -> pa.Table:
+        """Open the object and read its rows."""
+        return read_parts(columns, [(0, open_part(0, part, uri, source))], source)
+
+    codes, found = fail_each_read(monkeypatch, read)
+    assert set(codes) == {"store.unavailable"}
+    assert isinstance(found, pa.Table)
+    assert found.select(["n"]) == rows
+    path.unlink()
+    with pytest.raises(CorruptObjectsError):
+        read()
+
+
 def test_a_file_that_is_written_in_place_is_inspected_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ def read_cut(
 
 def read_dead_letters(answer: UnitAnswer, folder: Path) -> list[dict[str, Any]]:
     """The dead letters of a task, by their offsets."""
-    (letters,) = answer.dead_files
+    (letters,) = answer.dead.written
     found = pq.read_table(folder / letters.key, partitioning=None).sort_by("_seq")
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
@@ -198,7 +198,7 @@ def test_odd_messages_are_read_one_by_one(
     broker.send("t", 0, [message(1), odd, message(2)])
     answer = read_cut(topic_spec(broker.servers), {0: (0, 3)}, tmp_path, monkeypatch)
     assert (answer.error, answer.left, answer.rows) == (None, None, 3)
-    letters = read_dead_letters(answer, tmp_path) if answer.dead_files else []
+    letters = read_dead_letters(answer, tmp_path) if answer.dead.written else []
     assert [row["detail"] for row in letters] == [reason] * (reason is not None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 from dataclasses import replace
@@ -22,7 +21,13 @@ from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import cut_division
 from tidegate.jobs.rows.column_casts import cast_to_declared
 from tidegate.jobs.rows.cut_division import divide_cut
-from tidegate.jobs.rows.object_reading import FoundObject, describe_unit, divide_objects, open_part
+from tidegate.jobs.rows.object_reading import (
+    FoundObject,
+    LocalFile,
+    describe_unit,
+    divide_objects,
+    open_part,
+)
 from tidegate.jobs.rows.slice_reading import group_similar_parts
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table
 from tidegate.jobs.rows.task_support import (
@@ -97,7 +102,7 @@ def test_a_unit_is_surveyed_and_folded(tmp_path: Path) -> None:
         (10 * SECOND, "x", 1),
     ]
     assert not {"_on", "_up", "_n", "_epoch"} & folded[0].keys()
-    assert answer.late_files == ()
+    assert answer.late.written == ()
 
 
 def test_rows_that_are_evaluated_between_two_tasks_give_the_same(tmp_path: Path) -> None:
@@ -123,9 +128,11 @@ def test_rows_that_are_evaluated_between_two_tasks_give_the_same(tmp_path: Path)
         tables.append(frame.toArrow())
     apart = fold_unit(order, unit, pa.concat_tables(tables))
     assert read == whole.answer.read_bytes > 0
-    assert whole.answer.dead_counts["a", "rule:odd"] == 1
-    for name in ("rows", "slices", "partials", "kept", "late_counts", "dead_counts", "error"):
+    assert whole.answer.dead.counts["a", "rule:odd"] == 1
+    for name in ("rows", "slices", "partials", "kept", "error"):
         assert getattr(apart.answer, name) == getattr(whole.answer, name), name
+    for name in ("late", "dead"):
+        assert getattr(apart.answer, name).counts == getattr(whole.answer, name).counts, name
     assert apart.kept == whole.kept
     assert fold_unit(order, unit, None).answer.rows == 0
 
@@ -139,12 +146,12 @@ def test_late_rows_are_files_counts_or_a_refusal(
 ) -> None:
     """The files lie in the attempt's folder, under a random name."""
     answer = answer_of(tmp_path, 20 * SECOND, 25, 3, 2, on_late=policy)
-    assert sum(file.rows for file in answer.late_files) == written
-    assert answer.late_counts["a", "late_rows"] == counted
+    assert sum(file.rows for file in answer.late.written) == written
+    assert answer.late.counts["a", "late_rows"] == counted
     assert bool(answer.late_refused) is (policy == "error")
     if policy == "error":
         assert "row 1: event time 3000000 is late for w" in str(answer.late_refused["w"])
-    for file in answer.late_files:
+    for file in answer.late.written:
         assert file.key.startswith(FOLDERS.table_prefix("late"))
         assert (file.min_time, file.max_time) == (2 * SECOND, 3 * SECOND)
         table = pq.read_table(tmp_path / file.key, partitioning=None)
@@ -171,13 +178,13 @@ def test_dead_rows_are_letters_counts_or_a_refusal(tmp_path: Path, on_bad: str) 
         assert 'row 2 of inbox/a/0.parquet: no_event_time (t): {"k":"x","n":1,"v":0.1}' in str(
             answer.dead_refused
         )
-        assert answer.dead_files == ()
+        assert answer.dead.written == ()
         return
-    (letters,) = (pq.read_table(tmp_path / file.key) for file in answer.dead_files)
+    (letters,) = (pq.read_table(tmp_path / file.key) for file in answer.dead.written)
     reasons = dict(zip(letters["_seq"].to_pylist(), letters["reason"].to_pylist(), strict=True))
     assert reasons == {2: "no_event_time", 4: "rule_quarantined"}
-    assert answer.dead_late == {("a", "events", "rule", True): 1}
-    assert answer.dead_counts == {
+    assert answer.dead.late == {("a", "events", "rule", True): 1}
+    assert answer.dead.counts == {
         ("a", "dead_lettered"): 1,
         ("a", "filtered"): 1,
         ("a", "rule:low"): 1,
@@ -256,7 +263,7 @@ def test_a_file_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
     assert isinstance(inspected, InspectedObject)
     assert inspected.content == Footer(2, part["columns"])
     opened = open_part(0, {**part, "key": found.key}, described.uri, spec.sources["a"])
-    assert isinstance(opened.path, io.BytesIO)
+    assert isinstance(opened.path, LocalFile)
     assert pq.read_metadata(opened.path).num_rows == 2
 
 

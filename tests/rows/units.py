@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -73,8 +73,8 @@ def read_all(order: ReadOrder, unit: ReadUnit) -> tuple[UnitAnswer, pa.Table | N
 
 def describe(answer: UnitAnswer, kept: pa.Table | None) -> dict[str, Any]:
     """What an answer says, however its partial aggregates are sorted and its files divided."""
-    found = {name: value for name, value in vars(answer).items() if "files" not in name}
-    del found["footers"]
+    found = {name: value for name, value in vars(answer).items() if name != "footers"}
+    found["late"], found["dead"] = (replace(one, written=()) for one in (answer.late, answer.dead))
     found["partials"] = {
         name: sorted(map(repr, decode_table(packed).to_pylist()))
         for name, packed in answer.partials.items()

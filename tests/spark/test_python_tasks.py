@@ -548,7 +548,7 @@ def test_tasks_read_a_bucket_as_planned(
         ((there,), _) = python_tasks.run_read_job(sessions, order, units)
         assert (here.rows, here.error, there.error) == (6, None, None)
         assert there.partials == here.partials
-        (late,) = there.late_files
+        (late,) = there.late.written
         assert len(store.get(late.key).data) == late.bytes
         secret = minio_environment.environment()["TIDEGATE_S3_SECRET_KEY"]
         assert secret not in str(session.sparkContext.getConf().getAll())

@@ -33,12 +33,12 @@ from tidegate.jobs.engine.interfaces import Cut, Slice
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.rows import slice_scan
 from tidegate.jobs.rows.column_casts import cast_to_declared
+from tidegate.jobs.rows.late_rows import CountedRows
 from tidegate.jobs.rows.session_folds import number_parts_sql
 from tidegate.jobs.rows.slice_reading import add_positions
 from tidegate.jobs.rows.state_files import MergedState
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.spark import mover
-from tidegate.jobs.spark.epoch_context import CountedRows
 from tidegate.jobs.spark.epoch_outputs import EpochOutputs
 from tidegate.jobs.spark.local_session import LocalSession
 from tidegate.jobs.spark.task_events import ReleasedRows
