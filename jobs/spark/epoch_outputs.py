@@ -179,8 +179,8 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
         epoch.decision.release_after,
     )
     if order.events:
-        runner = choose_runner(epoch.sessions.full)
-        (answer,) = runner.run_small_job(epoch.sessions, build_events_in_task, [order])
+        runner = choose_runner(epoch.session)
+        (answer,) = runner.run_small_job(epoch.session, build_events_in_task, [order])
         log_files("built", order.folders, [answer])
     else:  # without events at most one group ends, and no row is read
         answer = write_built_events(order)

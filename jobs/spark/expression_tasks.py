@@ -58,7 +58,6 @@ from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
 from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
-from .spark_session import SparkSessions
 
 _log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
@@ -89,7 +88,7 @@ class _Folded:
 
 
 def run_expression_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None,
@@ -102,7 +101,6 @@ def run_expression_job(
     """
     if not units:
         return [], None
-    session = sessions.full
     is_classic = hasattr(session, "sparkContext")
     if is_classic:
         prepare_context(session, variables)

@@ -51,7 +51,7 @@ from .python_tasks import (
     sort_file_answers,
     sort_unit_answers,
 )
-from .spark_session import SPARK_ERRORS, SparkSessions
+from .spark_session import SPARK_ERRORS
 from .worker_versions import describe_versions
 
 ROWS: Final = (
@@ -85,7 +85,7 @@ class KeptFrame(KeptRows):
 
 
 def run_read_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None,
@@ -101,7 +101,7 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    rows = map_in_workers(_start_tasks(sessions.full, len(units)), body)
+    rows = map_in_workers(_start_tasks(session, len(units)), body)
     keeps = has_kept_rows(order.spec, units) and not order.gone
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
@@ -124,10 +124,10 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
+    session: SparkSession, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
     """Write rows in order: by one task, or each target by one of its own."""
-    rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
+    rows = _start_tasks(session, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
     if order.shares:
         files = map_in_workers(rows.coalesce(1), partial(_write_all, packed))
@@ -139,7 +139,7 @@ def run_release_job(
 
 
 def run_small_job(
-    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+    session: SparkSession, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
 ) -> list[Any]:
     """Let a task for each item run this body, a function of a module, and return all answers.
 
@@ -147,7 +147,7 @@ def run_small_job(
         PySparkException: a task failed, or the server is gone.
     """
     run = partial(_run_body, body, _encode_units(items))
-    return collect_answers(map_in_workers(_start_tasks(sessions.full, len(items)), run))
+    return collect_answers(map_in_workers(_start_tasks(session, len(items)), run))
 
 
 def start_workers(

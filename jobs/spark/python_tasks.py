@@ -57,7 +57,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .lost_workers import note_failed_unit
-from .spark_session import SparkSessions, carry_error
+from .spark_session import carry_error
 from .worker_versions import VERSIONS_VARIABLE, describe_versions, find_other_version
 
 _log = structlog.get_logger("tidegate.driver")
@@ -104,7 +104,7 @@ class KeptRows:
 
 
 def run_read_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None = None,
@@ -119,7 +119,7 @@ def run_read_job(
     """
     if not units:
         return [], None
-    context = prepare_context(sessions.full, variables)
+    context = prepare_context(session, variables)
     job, inbox = uuid4().hex, open_inbox(context)
     inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
@@ -173,10 +173,10 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
+    session: SparkSession, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
     """Write rows in order: each target by a task of its own, or by the tasks that share them."""
-    context = prepare_context(sessions.full)
+    context = prepare_context(session)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
     if order.shares:
         write: Callable[..., Any] = partial(_write_share, order)
@@ -239,14 +239,14 @@ def log_files(
 
 
 def run_small_job(
-    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+    session: SparkSession, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
 ) -> list[Any]:
     """Let a task for each item run this body, a function of a module, and return all answers.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
     """
-    tasks = prepare_context(sessions.full).parallelize(items, len(items))
+    tasks = prepare_context(session).parallelize(items, len(items))
     answers: list[Any] = tasks.mapPartitions(body).collect()
     return answers
 

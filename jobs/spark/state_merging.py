@@ -188,9 +188,9 @@ class StateMerging:
         self, merge: Merge, order: MergeOrder, buckets: Sequence[int]
     ) -> list[MergeAnswer]:
         """Let a task merge each of these buckets; return as `_check` does."""
-        sessions = self.epoch.sessions
+        session = self.epoch.session
         run = partial(_merge_in_worker, merge, order)
-        return self._check(choose_runner(sessions.full).run_small_job(sessions, run, buckets))
+        return self._check(choose_runner(session).run_small_job(session, run, buckets))
 
     def _check(self, answers: list[MergeAnswer]) -> list[MergeAnswer]:
         """Log the tasks, and return their answers in the order of the buckets.
@@ -241,7 +241,7 @@ class StateMerging:
         tasks = len(buckets)
         columns = (f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
         body = partial(_select_in_worker, select, _pickle.dumps(order), buckets, kinds)
-        starts = self.epoch.sessions.full.range(0, tasks, 1, tasks)
+        starts = self.epoch.session.range(0, tasks, 1, tasks)
         return map_in_workers(starts, body, ", ".join(columns))
 
 

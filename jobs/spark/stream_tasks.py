@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 from pyspark import SparkFiles, TaskContext
+from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, get_first_line
@@ -88,7 +89,6 @@ from .lost_workers import LostWorkers
 from .python_tasks import count_tasks, prepare_worker
 from .spark_session import (
     SPARK_ERRORS,
-    SparkSessions,
     detect_large_results,
     extract_cause,
     find_carried_error,
@@ -210,7 +210,7 @@ class TaskDispatcher:
     An epoch without rows for it needs no task.
 
     Args:
-        sessions: where the tasks run.
+        session: where the tasks run.
         spec: the pipeline.
         store: its store.
         history: locates rows of earlier epochs.
@@ -222,7 +222,7 @@ class TaskDispatcher:
         ConfigurationError: tasks cannot import a reducer.
     """
 
-    sessions: SparkSessions
+    session: SparkSession
     spec: PipelineSpec
     store: Store
     history: LogHistory
@@ -284,7 +284,7 @@ class TaskDispatcher:
 
     def _fold_in_groups(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
         """Have the batch of a reducer, of so many rows, folded by groups of keys."""
-        at_a_time = max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
+        at_a_time = max(2, count_tasks(self.session) or _UNKNOWN_TASKS)
         groups = self.groups or min(at_a_time, rows // MIN_GROUPED_ROWS + 1, _MOST_GROUPS)
         stopped: FoldFailure | None = None
         while True:
@@ -321,10 +321,10 @@ class TaskDispatcher:
         return answers
 
     def _run_tasks(self, body: Callable[..., Any], items: list[Any]) -> list[Any]:
-        runner = choose_runner(self.sessions.full)
+        runner = choose_runner(self.session)
         name = self.spec.name
         try:
-            return runner.run_small_job(self.sessions, body, items)
+            return runner.run_small_job(self.session, body, items)
         except SPARK_ERRORS as error:
             raise (
                 find_carried_error(error)

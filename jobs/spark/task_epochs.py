@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.store import ObjectInfo, Store
@@ -44,7 +45,6 @@ from .python_tasks import (
     describe_units,
     sort_inspections,
 )
-from .spark_session import SparkSessions
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
@@ -129,7 +129,7 @@ class TaskScans:
 
 
 def survey_in_tasks(
-    sessions: SparkSessions,
+    session: SparkSession,
     spec: PipelineSpec,
     store: Store,
     cut: Cut,
@@ -156,7 +156,7 @@ def survey_in_tasks(
         while order is not None:
             _drop_rows(kept)
             used = order
-            answers, kept = read_units(sessions, spec, used, units)
+            answers, kept = read_units(session, spec, used, units)
             order = _find_better_order(spec, used, answers)
             if order is None:
                 check_answers(spec, answers)
@@ -199,11 +199,11 @@ def survey_in_tasks(
 
 
 def read_units(
-    sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
+    session: SparkSession, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
-    run_job = run_expression_job if order.by_spark else choose_runner(sessions.full).run_read_job
-    return run_job(sessions, order, units, build_topic_variables(sessions.full, spec))
+    run_job = run_expression_job if order.by_spark else choose_runner(session).run_read_job
+    return run_job(session, order, units, build_topic_variables(session, spec))
 
 
 def _make_read_order(
@@ -280,15 +280,15 @@ def _log_missing_offsets(units: list[ReadUnit], answers: list[UnitAnswer]) -> No
 
 
 def describe_objects_in_tasks(
-    sessions: SparkSessions,
+    session: SparkSession,
     source: SourceSpec,
     entries: Sequence[ObjectInfo],
     locate: Callable[[str], str],
 ) -> list[InspectedObject | TidegateError]:
     """Let tasks say what objects hold: each one, or why the store did not give it."""
     objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
-    runner = choose_runner(sessions.full)
-    answers = runner.run_small_job(sessions, describe_units, divide_objects(source, objects))
+    runner = choose_runner(session)
+    answers = runner.run_small_job(session, describe_units, divide_objects(source, objects))
     return [found for answer in sort_inspections(answers) for found in answer.found]
 
 

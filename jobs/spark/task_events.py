@@ -120,8 +120,8 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     plan = _plan_release(epoch, scans)
     if not plan.order.kept and not plan.order.segments:
         return ReleasedRows(segments=plan.untouched)
-    runner = choose_runner(epoch.sessions.full)
-    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order)
+    runner = choose_runner(epoch.session)
+    found = runner.run_release_job(epoch.session, scans.kept, plan.order)
     return _sum_answers(epoch, plan.untouched, found)
 
 
@@ -137,7 +137,7 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     order = _make_order(epoch, scans)
     rows = {one.number: one.kept.rows for one in scans.answers if one.kept is not None}
     firsts = assign_first_positions(order.members, rows, epoch.order.next_position)
-    runner = choose_runner(epoch.sessions.full)
+    runner = choose_runner(epoch.session)
     return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
 
 
@@ -248,7 +248,7 @@ def _count_shares(epoch: EpochContext, size: int) -> int:
     """How many tasks share the targets of rows of so many bytes; 0: Spark moves the rows."""
     if size <= RANGE_BYTES:
         return 1
-    tasks = count_tasks(epoch.sessions.full)
+    tasks = count_tasks(epoch.session)
     if tasks is None or tasks > MOST_READERS or size > tasks * _SHARE_BYTES:
         return 0
     return tasks
