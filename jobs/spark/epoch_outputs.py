@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 
 from .epoch_context import CountedRows, EpochContext
-from .python_tasks import build_events_in_task, log_files
+from .python_tasks import log_files
 from .task_epochs import TaskScans
 from .task_events import ReleasedRows, count_buffered_rows
 from .task_runner import choose_runner
@@ -180,7 +181,7 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
     )
     if order.events:
         runner = choose_runner(epoch.session)
-        (answer,) = runner.run_small_job(epoch.session, build_events_in_task, [order])
+        (answer,) = runner.run_small_job(epoch.session, partial(map, write_built_events), [order])
         log_files("built", order.folders, [answer])
     else:  # without events at most one group ends, and no row is read
         answer = write_built_events(order)

@@ -32,7 +32,6 @@ from tidegate.checkpoints.executor_keys import (
 )
 from tidegate.errors import TidegateError
 from tidegate.jobs.rows.batch_reading import read_in_batches
-from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
@@ -123,7 +122,7 @@ def run_read_job(
     job, inbox = uuid4().hex, open_inbox(context)
     inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
-        partial(_read_units, order, job, inbox)
+        partial(_run_in_worker, _read_units, order, job, inbox)
     )
     keeps = has_kept_rows(order.spec, units) and not order.gone
     if keeps:
@@ -168,7 +167,7 @@ def sort_unit_answers(
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
     """Write the kept rows of each unit, which begin at these positions."""
-    write = partial(_write_unit_rows, order, firsts)
+    write = partial(_run_in_worker, _write_unit_rows, order, firsts)
     return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
 
 
@@ -179,12 +178,13 @@ def run_release_job(
     context = prepare_context(session)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
     if order.shares:
-        write: Callable[..., Any] = partial(_write_share, order)
+        write = partial(_run_in_worker, write_share, order)
         shares = context.union([rows.coalesce(1)] * order.shares)
         return _collect_files(order, shares.mapPartitionsWithIndex(write))
-    shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
+    shipped = rows.mapPartitionsWithIndex(partial(_run_in_worker, cut_rows, order))
     ranges = _move_to_tasks(shipped, order.moved_to)
-    return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
+    write = partial(_run_in_worker, write_targets, order)
+    return _collect_files(order, ranges.mapPartitions(write))
 
 
 def _move_to_tasks(shipped: Any, tasks: int) -> Any:
@@ -247,7 +247,7 @@ def run_small_job(
         Py4JJavaError: a task failed; or a PySparkException.
     """
     tasks = prepare_context(session).parallelize(items, len(items))
-    answers: list[Any] = tasks.mapPartitions(body).collect()
+    answers: list[Any] = tasks.mapPartitions(partial(_run_in_worker, body)).collect()
     return answers
 
 
@@ -414,10 +414,14 @@ def open_inbox(context: SparkContext) -> Accumulator[Any]:
 # The bodies of tasks
 
 
+def _run_in_worker(body: Callable[..., Iterable[Any]], *given: Any) -> Iterator[Any]:
+    prepare_worker()
+    yield from body(*given)
+
+
 def _read_units(
     order: ReadOrder, job: str, inbox: Accumulator[Any], units: Iterator[ReadUnit]
 ) -> Iterator[KeptPiece]:
-    prepare_worker()
     for unit in units:
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
@@ -429,13 +433,7 @@ def _read_units(
 def _write_unit_rows(
     order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
-    prepare_worker()
     yield write_unit_events(order, firsts, unit, pieces)
-
-
-def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
-    prepare_worker()
-    yield from cut_rows(order, task, pieces)
 
 
 def _encode_pairs(shipped: Iterable[Shipped]) -> Iterator[bytes]:
@@ -445,29 +443,10 @@ def _encode_pairs(shipped: Iterable[Shipped]) -> Iterator[bytes]:
         yield pickle.dumps((target, item))
 
 
-def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:
-    prepare_worker()
-    yield from write_targets(order, shipped)
-
-
-def _write_share(
-    order: RangesOrder, share: int, pieces: Iterator[KeptPiece]
-) -> Iterator[FileAnswer]:
-    prepare_worker()
-    yield from write_share(order, share, pieces)
-
-
-def build_events_in_task(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
-    """The body of a task that writes built events."""
-    prepare_worker()
-    yield from map(write_built_events, orders)
-
-
 def describe_units(
     units: Iterable[InspectionUnit],
 ) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
     """The body of a task that tells a plan what objects hold."""
-    prepare_worker()
     for unit in units:
         begun = time.process_time()
         yield describe_unit(unit), TaskReport.measure_since(begun)

@@ -13,7 +13,7 @@ from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import EXECUTORS_LOST, NO_SHARED_STORE
-from .spark_session import SPARK_ERRORS, extract_cause, runs_on_one_host
+from .spark_session import SPARK_ERRORS, extract_cause, find_carried_error, runs_on_one_host
 from .task_runner import choose_runner
 
 _PROBES = 8
@@ -41,7 +41,8 @@ def require_shared_store(session: SparkSession, spec: PipelineSpec, store: Store
         except SPARK_ERRORS as error:
             what = f"{spec.name}: the first tasks"
             sign = extract_cause(error)
-            raise EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign) from error
+            lost = EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign)
+            raise (find_carried_error(error) or lost) from error
         for path, host, failure in answers:
             cause = failure or _find_difference(store, keys[paths.index(path)], host)
             if cause is not None:

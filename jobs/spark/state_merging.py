@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -44,7 +44,6 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
 from .frame_tasks import collect_answers, make_answers, map_in_workers
-from .python_tasks import prepare_worker
 from .spark_session import carry_error
 from .task_runner import choose_runner
 
@@ -189,7 +188,7 @@ class StateMerging:
     ) -> list[MergeAnswer]:
         """Let a task merge each of these buckets; return as `_check` does."""
         session = self.epoch.session
-        run = partial(_merge_in_worker, merge, order)
+        run = partial(merge_buckets, merge, order)
         return self._check(choose_runner(session).run_small_job(session, run, buckets))
 
     def _check(self, answers: list[MergeAnswer]) -> list[MergeAnswer]:
@@ -266,13 +265,6 @@ def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
 
 
 # The bodies of tasks
-
-
-def _merge_in_worker(
-    merge: Merge, order: MergeOrder, buckets: Iterable[int]
-) -> Iterator[MergeAnswer]:
-    prepare_worker()
-    yield from merge_buckets(merge, order, buckets)
 
 
 def _select_in_worker(

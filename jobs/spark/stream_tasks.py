@@ -86,7 +86,7 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .lost_workers import LostWorkers
-from .python_tasks import count_tasks, prepare_worker
+from .python_tasks import count_tasks
 from .spark_session import (
     SPARK_ERRORS,
     detect_large_results,
@@ -368,7 +368,6 @@ def load_in_task(
     code: Mapping[str, bytes], folders: tuple[Path, ...], orders: Iterable[list[str]]
 ) -> Iterator[tuple[str, str]]:
     """The body of a task that imports functions: each that it cannot import, and why not."""
-    prepare_worker()
     _allow_code(code, folders)
     for function in [function for order in orders for function in order]:
         try:
@@ -380,7 +379,6 @@ def load_in_task(
 
 def move_rows_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
     """The body of a task that dispatches the rows of an epoch, or folds a group of a batch."""
-    prepare_worker()
     for order in orders:
         begun = time.process_time()
         answer = _StreamAnswer()

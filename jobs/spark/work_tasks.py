@@ -14,7 +14,6 @@ from tidegate.jobs.engine.interfaces import RowWork
 from tidegate.jobs.rows.attempt_files import open_task_store
 from tidegate.jobs.rows.task_report import TaskReport
 
-from .python_tasks import prepare_worker
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
@@ -53,7 +52,6 @@ def run_in_task(store: str, works: Iterable[RowWork]) -> Iterator[WorkAnswer]:
 
     Errors are answers: Spark would try a task that fails again, and hide what it raised.
     """
-    prepare_worker()
     for work in works:
         begun = time.process_time()
         value = None
