@@ -30,6 +30,7 @@ from tidegate.checkpoints.executor_keys import (
     has_executor_keys,
     select_driver_variables,
 )
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import TidegateError
 from tidegate.jobs.rows.batch_reading import read_in_batches
 from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
@@ -234,7 +235,12 @@ def log_files(
     """Log the tasks of a job, which have written files."""
     written_by = min(written_by, len(answers))
     # Of fewer tasks than files each has written its share (`write_share`).
-    tasks = [_describe_writer(task, answers[task::written_by]) for task in range(written_by)]
+    tasks = list[dict[str, Any]]()
+    for task in range(written_by):
+        own = answers[task::written_by]
+        reports = [answer.report for answer in own if answer.report is not None]
+        files = [file for answer in own for file in answer.files]
+        tasks.append(describe_writer(task, files, TaskReport.sum_up(reports)))
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
@@ -354,15 +360,16 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
     }
 
 
-def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
+def describe_writer(
+    task: int, files: Sequence[FileRef], report: TaskReport | None
+) -> dict[str, Any]:
     """Return what the log says of a task that has written these files."""
-    files = [file for answer in answers for file in answer.files]
-    reports = [answer.report for answer in answers if answer.report is not None]
+    assert report is not None  # noqa: S101 - each task reports
     return {
         "task": task,
         "rows": sum(file.rows for file in files),
         "bytes": sum(file.bytes for file in files),
-        **TaskReport.sum_up(reports).describe(),
+        **report.describe(),
     }
 
 

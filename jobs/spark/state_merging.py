@@ -44,6 +44,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
 from .frame_tasks import collect_answers, make_answers, map_in_workers
+from .python_tasks import describe_writer
 from .spark_session import carry_error
 from .task_runner import choose_runner
 
@@ -198,7 +199,10 @@ class StateMerging:
             TidegateError: what the first task that met an error says.
         """
         answers.sort(key=lambda answer: answer.bucket)
-        tasks = [_describe_task(answer) for answer in answers]
+        tasks = [
+            describe_writer(one.bucket, (*one.state.results, *one.state.written), one.report)
+            for one in answers
+        ]
         slot = self.epoch.order.folders.attempt.slot
         _log.info("tasks_finished", job="merge", slot=slot, tasks=tasks)
         for answer in answers:
@@ -251,17 +255,6 @@ def _set_buckets(order: MergeOrder, buckets: int) -> MergeOrder:
 def _measure_texts(table: pa.Table) -> int:
     """Return the bytes of texts, lists and sketches: files have them nearly as large."""
     return sum(one.nbytes for one in table.columns if not pa.types.is_primitive(one.type))
-
-
-def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
-    assert answer.report is not None  # noqa: S101 - each task reports
-    files = (*answer.state.results, *answer.state.written)
-    return {
-        "task": answer.bucket,
-        "rows": sum(ref.rows for ref in files),
-        "bytes": sum(ref.bytes for ref in files),
-        **answer.report.describe(),
-    }
 
 
 # The bodies of tasks

@@ -86,7 +86,7 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .lost_workers import LostWorkers
-from .python_tasks import count_tasks
+from .python_tasks import count_tasks, describe_writer
 from .spark_session import (
     SPARK_ERRORS,
     detect_large_results,
@@ -316,7 +316,11 @@ class TaskDispatcher:
             if answer.error is not None:
                 raise answer.error
         slot = orders[0].work.folders.attempt.slot
-        tasks = [_describe_task(answer) for answer in answers]
+        tasks = list[dict[str, Any]]()
+        for answer in answers:
+            files = answer.done.files.values() if answer.done else ()
+            written = [ref for own in files for ref in own]
+            tasks.append(describe_writer(answer.number, written, answer.report))
         _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
         return answers
 
@@ -342,19 +346,6 @@ class TaskDispatcher:
     def _delete_stored(self, tables: list[_Tables]) -> None:
         found = [table for group in tables for table in group.values()]
         delete_tables(self.store, [one for one in found if isinstance(one, StoredTable)])
-
-
-def _describe_task(answer: _StreamAnswer) -> dict[str, Any]:
-    """Return what the log says of a task."""
-    assert answer.report is not None  # noqa: S101 - each task reports
-    files = answer.done.files.values() if answer.done else ()
-    written = [ref for own in files for ref in own]
-    return {
-        "task": answer.number,
-        "rows": sum(ref.rows for ref in written),
-        "bytes": sum(ref.bytes for ref in written),
-        **answer.report.describe(),
-    }
 
 
 # The bodies of tasks
