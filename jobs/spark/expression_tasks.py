@@ -106,7 +106,7 @@ def run_expression_job(
         prepare_context(session, variables)
     rows = _plan_pieces(session, order, units)
     kept: KeptRows | None = None
-    if has_kept_rows(order.spec, units) and not order.gone:
+    if has_kept_rows(order, units):
         rows.persist(choose_storage_level(units))
         kept = KeptFrame(rows, len(units))
         if is_classic:

@@ -102,7 +102,7 @@ def run_read_job(
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
     rows = map_in_workers(_start_tasks(session, len(units)), body)
-    keeps = has_kept_rows(order.spec, units) and not order.gone
+    keeps = has_kept_rows(order, units)
     kept = KeptFrame(rows, len(units)) if keeps else None
     if kept is not None:
         rows.persist(choose_storage_level(units))

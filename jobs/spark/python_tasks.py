@@ -125,7 +125,7 @@ def run_read_job(
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_run_in_worker, _read_units, order, job, inbox)
     )
-    keeps = has_kept_rows(order.spec, units) and not order.gone
+    keeps = has_kept_rows(order, units)
     if keeps:
         pieces.persist(choose_storage_level(units))
     try:
