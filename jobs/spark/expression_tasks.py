@@ -10,7 +10,7 @@ brings the rows of each unit together.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -54,10 +54,9 @@ from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 
-from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
-from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
-from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
+from .frame_tasks import ANSWER, KEPT, collect_answers, make_row, map_in_workers
+from .python_tasks import KeptRows, describe_task, keep_read_rows, prepare_context
 
 _log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
@@ -65,17 +64,6 @@ _NO_PART: Final = -1
 """The place of a row in which a reader speaks; `BAD_REASON` is what it says."""
 _pickle: Any = CPickleSerializer()
 _Said = tuple[UnitAnswer, TaskReport]
-
-
-@dataclass(frozen=True)
-class _EvaluatedPieces(KeptRows):
-    """As `KeptRows`, of a classic session; `frame` is what Spark holds."""
-
-    frame: DataFrame
-
-    def discard(self) -> None:
-        """Give up the rows."""
-        self.frame.unpersist()
 
 
 @dataclass(frozen=True)
@@ -105,19 +93,12 @@ def run_expression_job(
     if is_classic:
         prepare_context(session, variables)
     rows = _plan_pieces(session, order, units)
-    kept: KeptRows | None = None
-    if has_kept_rows(order, units):
-        rows.persist(choose_storage_level(units))
-        kept = KeptFrame(rows, len(units))
-        if is_classic:
+    with keep_read_rows(order, units, rows) as held:
+        kept = held
+        if held is not None and is_classic:
             pieces = rows.where(f"kind = '{KEPT}'").select("unit", "data").rdd
-            kept = _EvaluatedPieces(pieces, len(units), rows)
-    try:
+            kept = replace(held, pieces=pieces)
         return _join_answers(order, units, collect_answers(rows)), kept
-    except BaseException:
-        if kept is not None:
-            kept.discard()
-        raise
 
 
 def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list[SimilarParts]]:

@@ -6,7 +6,6 @@ orders are part of the plan, so they name no keys: the workers have those of the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -40,18 +39,16 @@ from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .early_events import has_kept_rows
 from .lost_workers import note_failed_unit
 from .python_tasks import (
     KeptRows,
     StoreSample,
-    choose_storage_level,
     import_libraries,
+    keep_read_rows,
     prepare_worker,
     sort_file_answers,
     sort_unit_answers,
 )
-from .spark_session import SPARK_ERRORS
 from .worker_versions import describe_versions
 
 ROWS: Final = (
@@ -75,15 +72,6 @@ _pickle: Any = CPickleSerializer()
 _Batches = Iterator[pa.RecordBatch]
 
 
-class KeptFrame(KeptRows):
-    """As `KeptRows`, on a server."""
-
-    def discard(self) -> None:
-        """Give up the rows; those of a server that is gone are gone with it."""
-        with suppress(*SPARK_ERRORS):
-            super().discard()
-
-
 def run_read_job(
     session: SparkSession,
     order: ReadOrder,
@@ -102,18 +90,8 @@ def run_read_job(
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
     rows = map_in_workers(_start_tasks(session, len(units)), body)
-    keeps = has_kept_rows(order, units)
-    kept = KeptFrame(rows, len(units)) if keeps else None
-    if kept is not None:
-        rows.persist(choose_storage_level(units))
-    try:
-        with note_failed_unit(units):
-            answers = collect_answers(rows)
-        return sort_unit_answers(order, units, answers), kept
-    except BaseException:
-        if kept is not None:  # the server would hold them until it ends
-            kept.discard()
-        raise
+    with keep_read_rows(order, units, rows) as kept, note_failed_unit(units):
+        return sort_unit_answers(order, units, collect_answers(rows)), kept
 
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:

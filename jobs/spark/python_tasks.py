@@ -11,6 +11,7 @@ import sys
 import time
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -57,7 +58,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .lost_workers import note_failed_unit
-from .spark_session import carry_error
+from .spark_session import SPARK_ERRORS, carry_error
 from .worker_versions import VERSIONS_VARIABLE, describe_versions, find_other_version
 
 _log = structlog.get_logger("tidegate.driver")
@@ -93,14 +94,20 @@ class KeptRows:
     """The rows that the tasks of a read job keep in Spark's block manager.
 
     They are read again if their executor is lost.
+
+    Attributes:
+        pieces: an RDD of `KeptPiece`, or a frame with their columns.
+        held: what Spark keeps: `pieces`, or the frame that they are a part of.
     """
 
     pieces: Any
     units: int
+    held: Any
 
     def discard(self) -> None:
-        """Give up the rows."""
-        self.pieces.unpersist()
+        """Give up the rows; those of a server that is gone are gone with it."""
+        with suppress(*SPARK_ERRORS):
+            self.held.unpersist()
 
 
 def run_read_job(
@@ -125,27 +132,34 @@ def run_read_job(
     pieces = context.parallelize(units, len(units)).mapPartitions(
         partial(_run_in_worker, _read_units, order, job, inbox)
     )
-    keeps = has_kept_rows(order, units)
-    if keeps:
-        pieces.persist(choose_storage_level(units))
-    try:
-        with note_failed_unit(units):
+    with keep_read_rows(order, units, pieces) as kept, note_failed_unit(units):
+        try:
             # Counted in the JVM: what is kept does not pass through another worker.
             pieces._jrdd.count()
-    finally:
-        answers_of_tasks = inbox.value.take(job)
-    kept = KeptRows(pieces, len(units)) if keeps else None
-    return sort_unit_answers(order, units, answers_of_tasks), kept
+        finally:
+            answers_of_tasks = inbox.value.take(job)
+        return sort_unit_answers(order, units, answers_of_tasks), kept
 
 
-def choose_storage_level(units: list[ReadUnit]) -> StorageLevel:
-    """Return where Spark keeps the rows of units: those of a large epoch on disk only.
+@contextmanager
+def keep_read_rows(order: ReadOrder, units: list[ReadUnit], rows: Any) -> Iterator[KeptRows | None]:
+    """Let Spark keep the rows of a read job, an RDD or a frame, if a second job needs them.
 
-    Spark would fill the heap of each executor with them first, and of the driver's JVM if it has no
-    others.
+    If the first one fails they are given up: a server would hold them until it ends.
     """
+    if not has_kept_rows(order, units):
+        yield None
+        return
+    # Of a large epoch Spark would fill the heap of each executor with them first, and of the
+    # driver's JVM if it has no others.
     is_small = sum(map(measure_unit, units)) <= _MOST_IN_MEMORY
-    return StorageLevel.MEMORY_AND_DISK if is_small else StorageLevel.DISK_ONLY
+    rows.persist(StorageLevel.MEMORY_AND_DISK if is_small else StorageLevel.DISK_ONLY)
+    kept = KeptRows(rows, len(units), rows)
+    try:
+        yield kept
+    except BaseException:
+        kept.discard()
+        raise
 
 
 def sort_unit_answers(
