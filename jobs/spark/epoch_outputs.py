@@ -71,16 +71,10 @@ class EpochOutputs:
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
         decision = epoch.decision
-        known = released.waiting.items()
-        before, after = (
-            count_buffered_rows(own, mark, {key: rows[place] for key, rows in known})
-            for place, (own, mark) in enumerate(
-                (
-                    (epoch.order.segments, decision.release_before),
-                    (segments, decision.release_after),
-                )
-            )
-        )
+        waited = {key: rows for key, (rows, _) in released.waiting.items()}
+        waits = {key: rows for key, (_, rows) in released.waiting.items()}
+        before = count_buffered_rows(epoch.order.segments, decision.release_before, waited)
+        after = count_buffered_rows(segments, decision.release_after, waits)
         return MoveResult(
             files={name: written for name, written in tables.items() if written},
             segments=segments,

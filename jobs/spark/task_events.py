@@ -117,12 +117,12 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     """
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
         return _write_all_rows(epoch, scans)
-    plan = _plan_release(epoch, scans)
-    if not plan.order.kept and not plan.order.segments:
-        return ReleasedRows(segments=plan.untouched)
+    order, untouched = _plan_release(epoch, scans)
+    if not order.kept and not order.segments:
+        return ReleasedRows(segments=untouched)
     runner = choose_runner(epoch.session)
-    found = runner.run_release_job(epoch.session, scans.kept, plan.order)
-    return _sum_answers(epoch, plan.untouched, found)
+    found = runner.run_release_job(epoch.session, scans.kept, order)
+    return _sum_answers(epoch, untouched, found)
 
 
 def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
@@ -199,15 +199,8 @@ def _sum_answers(
 # In order
 
 
-@dataclass(frozen=True)
-class _ReleasePlan:
-    """A release job, and the segments that stay live as they are."""
-
-    order: RangesOrder
-    untouched: tuple[FileRef, ...]
-
-
-def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
+def _plan_release(epoch: EpochContext, scans: TaskScans) -> tuple[RangesOrder, tuple[FileRef, ...]]:
+    """Return the order of a release job, and the segments that stay live as they are."""
     before, after = epoch.decision.release_before, epoch.decision.release_after
     live = epoch.live_segments(ORDER_KIND)
     kept = [ref for ref in live if has_rows_from_mark(ref, after)]
@@ -240,8 +233,7 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
         maps=1 if shares else max(len(read), 1) if scans.kept is None else scans.kept.units,
         shares=shares,
     )
-    untouched = tuple(ref for ref in kept if ref.key not in merged)
-    return _ReleasePlan(order, untouched)
+    return order, tuple(ref for ref in kept if ref.key not in merged)
 
 
 def _count_shares(epoch: EpochContext, size: int) -> int:
