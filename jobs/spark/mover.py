@@ -51,7 +51,6 @@ from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
     bound_results,
-    detect_large_results,
     detect_lost_executors,
     extract_cause,
     find_carried_error,
@@ -238,16 +237,10 @@ class SparkMover:
         try:
             yield
         except (*ENGINE_ERRORS, pa.ArrowException) as error:
-            name = self._spec.name
-            raise SPARK_FAILED(pipeline=name, cause=get_first_line(error)) from error
+            cause = get_first_line(error)
+            raise SPARK_FAILED(pipeline=self._spec.name, cause=cause) from error
         except SPARK_ERRORS as error:
-            name = self._spec.name
-            raise (
-                find_carried_error(error)
-                or detect_large_results(name, error)
-                or self._lost.judge(kind or name, error)
-                or SPARK_FAILED(pipeline=name, cause=extract_cause(error))
-            ) from error
+            raise self._lost.explain(kind or self._spec.name, error, SPARK_FAILED) from error
 
     def _describe_in_tasks(
         self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]

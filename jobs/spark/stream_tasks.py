@@ -87,13 +87,7 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .lost_workers import LostWorkers
 from .python_tasks import count_tasks, describe_writer
-from .spark_session import (
-    SPARK_ERRORS,
-    detect_large_results,
-    extract_cause,
-    find_carried_error,
-    runs_on_one_host,
-)
+from .spark_session import SPARK_ERRORS, runs_on_one_host
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
@@ -326,16 +320,10 @@ class TaskDispatcher:
 
     def _run_tasks(self, body: Callable[..., Any], items: list[Any]) -> list[Any]:
         runner = choose_runner(self.session)
-        name = self.spec.name
         try:
             return runner.run_small_job(self.session, body, items)
         except SPARK_ERRORS as error:
-            raise (
-                find_carried_error(error)
-                or detect_large_results(name, error)
-                or self._lost.judge("the streams", error)
-                or STREAMS_FAILED(pipeline=name, cause=extract_cause(error))
-            ) from error
+            raise self._lost.explain("the streams", error, STREAMS_FAILED) from error
 
     def _require_reducers(self, functions: list[str]) -> None:
         """Have a task import the reducers, so that one that it cannot import ends the start."""
