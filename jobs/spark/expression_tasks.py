@@ -55,7 +55,15 @@ from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 
 from .errors import SPARK_FAILED
-from .frame_tasks import ANSWER, KEPT, collect_answers, make_row, map_in_workers
+from .frame_tasks import (
+    ANSWER,
+    KEPT,
+    collect_answers,
+    list_units,
+    make_row,
+    map_in_workers,
+    start_tasks,
+)
 from .python_tasks import KeptRows, describe_task, keep_read_rows, prepare_context
 
 _log = structlog.get_logger("tidegate.driver")
@@ -146,7 +154,7 @@ def _select_evaluated_rows(
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     packed = [_pickle.dumps(one) for one in chosen]
     decode = partial(_decode_parts, _pickle.dumps(order), (columns, nested), packed)
-    raw = map_in_workers(session.range(0, len(chosen), 1, len(chosen)), decode, schema)
+    raw = map_in_workers(start_tasks(session, len(chosen)), decode, schema)
     rows: DataFrame = cast_to_declared(raw, source, physical)
     if arguments := list_spark_arguments(order.spec):
         rows = _add_arguments(rows, chosen, arguments)
@@ -243,7 +251,7 @@ def _decode_parts(
 ) -> Iterator[pa.RecordBatch]:
     order: ReadOrder = _pickle.loads(packed)
     columns, nested = form
-    for number in [one for batch in batches for one in batch["id"].to_pylist()]:
+    for number in list_units(batches):
         own: SimilarParts = _pickle.loads(chosen[number])
         schema = build_row_schema(columns, nested.__getitem__)
         if BAD_REASON not in schema.names:

@@ -89,7 +89,7 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    rows = map_in_workers(_start_tasks(session, len(units)), body)
+    rows = map_in_workers(start_tasks(session, len(units)), body)
     with keep_read_rows(order, units, rows) as kept, note_failed_unit(units):
         return sort_unit_answers(order, units, collect_answers(rows)), kept
 
@@ -105,7 +105,7 @@ def run_release_job(
     session: SparkSession, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
     """Write rows in order: by one task, or each target by one of its own."""
-    rows = _start_tasks(session, order.maps) if kept is None else _select_pieces(kept)
+    rows = start_tasks(session, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
     if order.shares:
         files = map_in_workers(rows.coalesce(1), partial(_write_all, packed))
@@ -125,7 +125,7 @@ def run_small_job(
         PySparkException: a task failed, or the server is gone.
     """
     run = partial(_run_body, body, _encode_units(items))
-    return collect_answers(map_in_workers(_start_tasks(session, len(items)), run))
+    return collect_answers(map_in_workers(start_tasks(session, len(items)), run))
 
 
 def start_workers(
@@ -155,7 +155,7 @@ def map_in_workers(
     return rows.mapInArrow(checked, schema)
 
 
-def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
+def start_tasks(session: SparkSession, tasks: int) -> DataFrame:
     """A frame with one row, and no data, for each of so many tasks."""
     rows = session.range(0, tasks, 1, tasks)
     return rows.selectExpr("CAST(id AS int) AS unit", f"'{ANSWER}' AS kind", "X'' AS data")
@@ -191,7 +191,7 @@ def _run_with_driver_packages(
 
 def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches) -> _Batches:
     order: ReadOrder = _pickle.loads(packed)
-    for place in _list_units(batches):
+    for place in list_units(batches):
         unit: ReadUnit = _pickle.loads(units[place])
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
@@ -231,7 +231,7 @@ def _write_all(packed: bytes, batches: _Batches) -> _Batches:
 def _run_body(
     body: Callable[[Iterable[Any]], Iterator[Any]], items: list[bytes], batches: _Batches
 ) -> _Batches:
-    own = [_pickle.loads(items[place]) for place in _list_units(batches)]
+    own = [_pickle.loads(items[place]) for place in list_units(batches)]
     yield from make_answers(body(own))
 
 
@@ -267,7 +267,7 @@ def _require_sample(sample: StoreSample) -> None:
         raise FileNotFoundError(f"{sample.key} is not in {sample.store} as this host sees it")
 
 
-def _list_units(batches: _Batches) -> list[int]:
+def list_units(batches: _Batches) -> list[int]:
     """The units of a task, whose whole input is read."""
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
 

@@ -43,7 +43,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
-from .frame_tasks import collect_answers, make_answers, map_in_workers
+from .frame_tasks import collect_answers, list_units, make_answers, map_in_workers, start_tasks
 from .python_tasks import describe_writer
 from .spark_session import carry_error
 from .task_runner import choose_runner
@@ -241,10 +241,9 @@ class StateMerging:
         self, select: Select, order: MergeOrder, buckets: Sequence[int], kinds: dict[str, str]
     ) -> DataFrame:
         """The rows that a task selects for each bucket; `kinds` are their columns."""
-        tasks = len(buckets)
         columns = (f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
         body = partial(_select_in_worker, select, _pickle.dumps(order), buckets, kinds)
-        starts = self.epoch.session.range(0, tasks, 1, tasks)
+        starts = start_tasks(self.epoch.session, len(buckets))
         return map_in_workers(starts, body, ", ".join(columns))
 
 
@@ -269,7 +268,7 @@ def _select_in_worker(
 ) -> Iterator[pa.RecordBatch]:
     order: MergeOrder = _pickle.loads(packed)
     schema = pa.schema({name: to_arrow_type(kind) for name, kind in kinds.items()})
-    for place in [one for batch in batches for one in batch["id"].to_pylist()]:
+    for place in list_units(batches):
         own = order.select_bucket(buckets[place])
         try:
             rows = select(own, own.open_files())
