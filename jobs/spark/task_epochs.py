@@ -55,7 +55,6 @@ class TaskScans:
     """What tasks found in a cut, and did with its rows.
 
     Attributes:
-        mark: against which the rows were judged.
         order: of the tasks.
         units: what each task has read, in the order of the cut.
         answers: of the units.
@@ -67,7 +66,6 @@ class TaskScans:
 
     cut: Cut
     survey: Survey
-    mark: LateMark
     order: ReadOrder
     units: list[ReadUnit]
     answers: list[UnitAnswer]
@@ -195,7 +193,7 @@ def survey_in_tasks(
     }
     survey = Survey(now=0, members=members)
     early_from = next_position if have_positions(units) else None
-    return TaskScans(cut, survey, mark, used, units, answers, found, kept, early_from)
+    return TaskScans(cut, survey, used, units, answers, found, kept, early_from)
 
 
 def read_units(
@@ -294,9 +292,9 @@ def describe_objects_in_tasks(
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
     """Refuse a decision for which the rows were judged by another frontier: a defect."""
-    judged, decided = (
-        (mark.frontier, mark.bound, mark.missed) for mark in (scans.mark, order.decision.late_mark)
-    )
+    judged = scans.order.frontier, scans.order.late_bound, scans.order.events_frontier
+    mark = order.decision.late_mark
+    decided = mark.frontier, mark.bound, mark.missed
     if judged != decided:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 
