@@ -46,7 +46,7 @@ from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
 from .lost_workers import LostWorkers
-from .python_tasks import StoreSample, build_topic_variables, have_executors_keys
+from .python_tasks import KeptRows, StoreSample, build_topic_variables, have_executors_keys
 from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
@@ -110,7 +110,7 @@ class SparkMover:
             store.let_tasks_inspect(self._describe_in_tasks)
         self._lost = LostWorkers(spec.name)
         self._early = EarlyEvents(spec)
-        self._kept: TaskScans | None = None  # what tasks keep of the newest survey
+        self._kept: KeptRows | None = None  # what tasks keep of the newest survey
         self._merger = ThreadPoolExecutor(1, "merge")
 
     def survey(
@@ -127,7 +127,7 @@ class SparkMover:
         """
         self._discard_rows()
         with self._report_errors():
-            self._kept = found = survey_in_tasks(
+            found = survey_in_tasks(
                 self.session,
                 self._spec,
                 self._store,
@@ -138,6 +138,7 @@ class SparkMover:
                 self._early,
                 next_position,
             )
+        self._kept = found.kept
         return SurveyedCut(cut, found.survey, found)
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:

@@ -73,11 +73,6 @@ class TaskScans:
     kept: KeptRows | None
     early_from: int | None = None
 
-    def discard(self) -> None:
-        """Give up the rows that tasks keep."""
-        if self.kept is not None:
-            self.kept.discard()
-
     def count_verdicts(self) -> Counter[tuple[int, str]]:
         """Return (index of a slice, verdict) -> rows."""
         found = Counter[tuple[int, str]]()
