@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
@@ -64,9 +63,8 @@ from .frame_tasks import (
     map_in_workers,
     start_tasks,
 )
-from .python_tasks import KeptRows, describe_task, keep_read_rows, prepare_context
+from .python_tasks import KeptRows, describe_task, keep_read_rows, log_readers, prepare_context
 
-_log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
 _NO_PART: Final = -1
 """The place of a row in which a reader speaks; `BAD_REASON` is what it says."""
@@ -218,8 +216,7 @@ def _join_answers(
         answers.append(answer)
     if not is_complete:
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    job_name = "late" if order.gone else "read"
-    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
+    log_readers(order, tasks)
     return sorted(answers, key=lambda answer: answer.number)
 
 

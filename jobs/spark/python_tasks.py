@@ -174,9 +174,7 @@ def sort_unit_answers(
     found = {answer.number: (answer, report) for answer, report in answers}
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    tasks = [describe_task(*found[unit.number]) for unit in units]
-    job_name = "late" if order.gone else "read"
-    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
+    log_readers(order, [describe_task(*found[unit.number]) for unit in units])
     return [found[unit.number][0] for unit in units]
 
 
@@ -255,6 +253,16 @@ def log_files(
         reports = [answer.report for answer in own if answer.report is not None]
         files = [file for answer in own for file in answer.files]
         tasks.append(describe_writer(task, files, TaskReport.sum_up(reports)))
+    log_tasks(job, folders, tasks)
+
+
+def log_readers(order: ReadOrder, tasks: list[dict[str, Any]]) -> None:
+    """Log the tasks of a read job."""
+    log_tasks("late" if order.gone else "read", order.folders, tasks)
+
+
+def log_tasks(job: str, folders: AttemptFolders, tasks: list[dict[str, Any]]) -> None:
+    """Log the tasks of a job of an epoch."""
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 

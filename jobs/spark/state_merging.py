@@ -44,7 +44,7 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
 from .frame_tasks import collect_answers, list_units, make_answers, map_in_workers, start_tasks
-from .python_tasks import describe_writer
+from .python_tasks import describe_writer, log_tasks
 from .spark_session import carry_error
 from .task_runner import choose_runner
 
@@ -203,8 +203,7 @@ class StateMerging:
             describe_writer(one.bucket, (*one.state.results, *one.state.written), one.report)
             for one in answers
         ]
-        slot = self.epoch.order.folders.attempt.slot
-        _log.info("tasks_finished", job="merge", slot=slot, tasks=tasks)
+        log_tasks("merge", self.epoch.order.folders, tasks)
         for answer in answers:
             if answer.error is not None:
                 raise answer.error

@@ -33,7 +33,6 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from pyspark import SparkFiles, TaskContext
 from pyspark.sql import SparkSession
 
@@ -86,11 +85,9 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .lost_workers import LostWorkers
-from .python_tasks import count_tasks, describe_writer
+from .python_tasks import count_tasks, describe_writer, log_tasks
 from .spark_session import SPARK_ERRORS, runs_on_one_host
 from .task_runner import choose_runner
-
-_log = structlog.get_logger("tidegate.driver")
 
 MIN_GROUPED_ROWS: Final = 50_000
 """Rows of a batch from which groups of keys pay: starting two more jobs costs about what one core
@@ -309,13 +306,12 @@ class TaskDispatcher:
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
-        slot = orders[0].work.folders.attempt.slot
         tasks = list[dict[str, Any]]()
         for answer in answers:
             files = answer.done.files.values() if answer.done else ()
             written = [ref for own in files for ref in own]
             tasks.append(describe_writer(answer.number, written, answer.report))
-        _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
+        log_tasks(job, orders[0].work.folders, tasks)
         return answers
 
     def _run_tasks(self, body: Callable[..., Any], items: list[Any]) -> list[Any]:
