@@ -172,21 +172,25 @@ def query_table(rows: Any, query: str, values: Any = None, *, for_frames: bool =
 
     `for_frames` as in `open_database`.
     """
+    purpose = _Purpose.FRAMES if for_frames else _Purpose.QUERIES
     if rows.num_rows == 0 and not values:
-        return _query_no_rows(rows.schema, query, for_frames=for_frames)
-    return _query_some_rows(rows, query, values, for_frames=for_frames)
-
-
-def _query_some_rows(rows: Any, query: str, values: Any, *, for_frames: bool) -> Any:
-    with open_database(for_frames=for_frames) as session:
-        session.register("rows", rows)
-        return session.sql(query, params=values).to_arrow_table()
+        return _query_no_rows(purpose, rows.schema, query)
+    return _compute_table(purpose, {"rows": rows}, query, values)
 
 
 # Each look at an object asks for its columns in this way, and planning takes milliseconds.
 @lru_cache(64)
-def _query_no_rows(schema: Any, query: str, *, for_frames: bool) -> Any:
-    return _query_some_rows(schema.empty_table(), query, None, for_frames=for_frames)
+def _query_no_rows(purpose: _Purpose, schema: Any, query: str) -> Any:
+    return _compute_table(purpose, {"rows": schema.empty_table()}, query)
+
+
+def _compute_table(
+    purpose: _Purpose, tables: Mapping[str, Any], query: str, values: Any = None
+) -> Any:
+    with closing(_ENGINES[purpose].open_session()) as session:
+        for name, table in tables.items():
+            session.register(name, table)
+        return session.sql(query, params=values).to_arrow_table()
 
 
 def compute_columns(rows: Any, expressions: str) -> Any:
@@ -197,9 +201,8 @@ def compute_columns(rows: Any, expressions: str) -> Any:
     Raises:
         duckdb.Error: an expression fails over the rows.
     """
-    with closing(_ENGINES[_Purpose.EXPRESSIONS].open_session()) as session:
-        session.register("origin", rows)
-        return session.sql(f"SELECT {expressions} FROM origin").to_arrow_table()
+    query = f"SELECT {expressions} FROM origin"
+    return _compute_table(_Purpose.EXPRESSIONS, {"origin": rows}, query)
 
 
 def select_rows(table: Any, where: str) -> Any:
@@ -285,10 +288,7 @@ class DuckFrame:
         Raises:
             duckdb.Error: DuckDB cannot compute them.
         """
-        with open_database(for_frames=True) as session:
-            for name, table in self._tables.items():
-                session.register(name, table)
-            return session.sql(self._query).to_arrow_table()
+        return _compute_table(_Purpose.FRAMES, self._tables, self._query)
 
     @cached_property
     def types(self) -> dict[str, str]:

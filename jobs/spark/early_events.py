@@ -18,7 +18,7 @@ from tidegate.jobs.rows.event_files import (
     assign_first_positions,
     list_event_members,
 )
-from tidegate.jobs.rows.unit_reading import UnitAnswer
+from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.event_time_options import ReleaseMode
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.spec.source_spec import SourceSpec
@@ -109,6 +109,6 @@ def have_positions(units: Sequence[ReadUnit]) -> bool:
     return any(unit.positions is not None for unit in units)
 
 
-def has_kept_rows(spec: PipelineSpec, units: Sequence[ReadUnit]) -> bool:
+def has_kept_rows(order: ReadOrder, units: Sequence[ReadUnit]) -> bool:
     """Whether the tasks of these units keep rows for a second job."""
-    return spec.outputs.events and not have_positions(units)
+    return order.spec.outputs.events and not (order.gone or have_positions(units))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from tidegate.checkpoints.manifest import FileRef
 from tidegate.checkpoints.store import Store
 from tidegate.jobs.engine.interfaces import MoveOrder
@@ -14,8 +16,6 @@ from tidegate.jobs.eventtime.decision_types import Decision, ReleaseMark
 from tidegate.jobs.rows.state_files import StateFiles, StateOrder
 from tidegate.jobs.rows.topic_reading import remove_settings
 from tidegate.jobs.spec.pipeline import PipelineSpec
-
-from .spark_session import SparkSessions
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EpochContext:
         copies: a folder with local copies of state segments.
     """
 
-    sessions: SparkSessions
+    session: SparkSession
     spec: PipelineSpec
     store: Store
     order: MoveOrder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from tidegate.jobs.spec.pipeline import BUILT, DEAD_LETTERS, EVENTS, LATE
 from tidegate.jobs.spec.row_rules import FILTERED, RULE_QUARANTINED
 
 from .epoch_context import EpochContext
-from .python_tasks import build_events_in_task, log_files
+from .python_tasks import log_files
 from .task_epochs import TaskScans
 from .task_events import ReleasedRows, count_buffered_rows
 from .task_runner import choose_runner
@@ -70,16 +71,10 @@ class EpochOutputs:
         # Counted from the segments and not from the rows moved: the balance of the counters checks
         # one against the other.
         decision = epoch.decision
-        known = released.waiting.items()
-        before, after = (
-            count_buffered_rows(own, mark, {key: rows[place] for key, rows in known})
-            for place, (own, mark) in enumerate(
-                (
-                    (epoch.order.segments, decision.release_before),
-                    (segments, decision.release_after),
-                )
-            )
-        )
+        waited = {key: rows for key, (rows, _) in released.waiting.items()}
+        waits = {key: rows for key, (_, rows) in released.waiting.items()}
+        before = count_buffered_rows(epoch.order.segments, decision.release_before, waited)
+        after = count_buffered_rows(segments, decision.release_after, waits)
         return MoveResult(
             files={name: written for name, written in tables.items() if written},
             segments=segments,
@@ -179,8 +174,8 @@ def build_events(epoch: EpochContext, released: ReleasedRows) -> MergedState:
         epoch.decision.release_after,
     )
     if order.events:
-        runner = choose_runner(epoch.sessions.full)
-        (answer,) = runner.run_small_job(epoch.sessions, build_events_in_task, [order])
+        runner = choose_runner(epoch.session)
+        (answer,) = runner.run_small_job(epoch.session, partial(map, write_built_events), [order])
         log_files("built", order.folders, [answer])
     else:  # without events at most one group ends, and no row is read
         answer = write_built_events(order)

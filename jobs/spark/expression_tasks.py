@@ -10,7 +10,7 @@ brings the rows of each unit together.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -18,7 +18,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from pyspark.serializers import CPickleSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name everyone knows
@@ -54,29 +53,23 @@ from tidegate.jobs.rules.duck_frame import combine_frames
 from tidegate.jobs.rules.row_conditions import quote_name, quote_text
 from tidegate.jobs.sources.object_decoding import BAD_REASON
 
-from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
-from .frame_tasks import ANSWER, KEPT, KeptFrame, collect_answers, make_row, map_in_workers
-from .python_tasks import KeptRows, choose_storage_level, describe_task, prepare_context
-from .spark_session import SparkSessions
+from .frame_tasks import (
+    ANSWER,
+    KEPT,
+    collect_answers,
+    list_units,
+    make_row,
+    map_in_workers,
+    start_tasks,
+)
+from .python_tasks import KeptRows, describe_task, keep_read_rows, log_readers, prepare_context
 
-_log = structlog.get_logger("tidegate.driver")
 _BATCH_ROWS: Final = 65_536
 _NO_PART: Final = -1
 """The place of a row in which a reader speaks; `BAD_REASON` is what it says."""
 _pickle: Any = CPickleSerializer()
 _Said = tuple[UnitAnswer, TaskReport]
-
-
-@dataclass(frozen=True)
-class _EvaluatedPieces(KeptRows):
-    """As `KeptRows`, of a classic session; `frame` is what Spark holds."""
-
-    frame: DataFrame
-
-    def discard(self) -> None:
-        """Give up the rows."""
-        self.frame.unpersist()
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ class _Folded:
 
 
 def run_expression_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None,
@@ -102,24 +95,16 @@ def run_expression_job(
     """
     if not units:
         return [], None
-    session = sessions.full
     is_classic = hasattr(session, "sparkContext")
     if is_classic:
         prepare_context(session, variables)
     rows = _plan_pieces(session, order, units)
-    kept: KeptRows | None = None
-    if has_kept_rows(order.spec, units) and not order.gone:
-        rows.persist(choose_storage_level(units))
-        kept = KeptFrame(rows, len(units))
-        if is_classic:
+    with keep_read_rows(order, units, rows) as held:
+        kept = held
+        if held is not None and is_classic:
             pieces = rows.where(f"kind = '{KEPT}'").select("data").rdd
-            kept = _EvaluatedPieces(pieces, len(units), rows)
-    try:
+            kept = replace(held, pieces=pieces)
         return _join_answers(order, units, collect_answers(rows)), kept
-    except BaseException:
-        if kept is not None:
-            kept.discard()
-        raise
 
 
 def _group_parts(order: ReadOrder, units: list[ReadUnit]) -> dict[PartsForm, list[SimilarParts]]:
@@ -167,7 +152,7 @@ def _select_evaluated_rows(
     nested = {own: to_nested_type(own) for _, own in select_readable_columns(columns) if "<" in own}
     packed = [_pickle.dumps(one) for one in chosen]
     decode = partial(_decode_parts, _pickle.dumps(order), (columns, nested), packed)
-    raw = map_in_workers(session.range(0, len(chosen), 1, len(chosen)), decode, schema)
+    raw = map_in_workers(start_tasks(session, len(chosen)), decode, schema)
     rows: DataFrame = cast_to_declared(raw, source, physical)
     if arguments := list_spark_arguments(order.spec):
         rows = _add_arguments(rows, chosen, arguments)
@@ -231,8 +216,7 @@ def _join_answers(
         answers.append(answer)
     if not is_complete:
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    job_name = "late" if order.gone else "read"
-    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
+    log_readers(order, tasks)
     return sorted(answers, key=lambda answer: answer.number)
 
 
@@ -264,7 +248,7 @@ def _decode_parts(
 ) -> Iterator[pa.RecordBatch]:
     order: ReadOrder = _pickle.loads(packed)
     columns, nested = form
-    for number in [one for batch in batches for one in batch["id"].to_pylist()]:
+    for number in list_units(batches):
         own: SimilarParts = _pickle.loads(chosen[number])
         schema = build_row_schema(columns, nested.__getitem__)
         if BAD_REASON not in schema.names:

@@ -6,7 +6,6 @@ orders are part of the plan, so they name no keys: the workers have those of the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
@@ -39,18 +38,16 @@ from tidegate.jobs.rows.topic_reading import require_settings
 from tidegate.jobs.rows.unit_reading import ReadOrder, UnitAnswer
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
-from .early_events import has_kept_rows
 from .lost_workers import note_failed_unit
 from .python_tasks import (
     KeptRows,
     StoreSample,
-    choose_storage_level,
     import_libraries,
+    keep_read_rows,
     prepare_worker,
     sort_file_answers,
     sort_unit_answers,
 )
-from .spark_session import SPARK_ERRORS, SparkSessions
 from .worker_versions import describe_versions
 
 ROWS: Final = (
@@ -72,17 +69,8 @@ _pickle: Any = CPickleSerializer()
 _Batches = Iterator[pa.RecordBatch]
 
 
-class KeptFrame(KeptRows):
-    """As `KeptRows`, on a server."""
-
-    def discard(self) -> None:
-        """Give up the rows; those of a server that is gone are gone with it."""
-        with suppress(*SPARK_ERRORS):
-            super().discard()
-
-
 def run_read_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None,
@@ -98,19 +86,9 @@ def run_read_job(
         return [], None
     # A job that runs again must not find the rows of the first one.
     body = partial(_read_units, uuid4().hex, _pickle.dumps(order), _encode_units(units))
-    rows = map_in_workers(_start_tasks(sessions.full, len(units)), body)
-    keeps = has_kept_rows(order.spec, units) and not order.gone
-    kept = KeptFrame(rows, len(units)) if keeps else None
-    if kept is not None:
-        rows.persist(choose_storage_level(units))
-    try:
-        with note_failed_unit(units):
-            answers = collect_answers(rows)
-        return sort_unit_answers(order, units, answers), kept
-    except BaseException:
-        if kept is not None:  # the server would hold them until it ends
-            kept.discard()
-        raise
+    rows = map_in_workers(start_tasks(session, len(units)), body)
+    with keep_read_rows(order, units, rows) as kept, note_failed_unit(units):
+        return sort_unit_answers(order, units, collect_answers(rows)), kept
 
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
@@ -121,10 +99,10 @@ def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
+    session: SparkSession, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
     """Write rows in order: by one task, or each target by one of its own."""
-    rows = _start_tasks(sessions.full, order.maps) if kept is None else _select_pieces(kept)
+    rows = start_tasks(session, order.maps) if kept is None else _select_pieces(kept)
     packed = _pickle.dumps(order)
     if order.shares:
         files = map_in_workers(rows.coalesce(1), partial(_write_all, packed))
@@ -136,7 +114,7 @@ def run_release_job(
 
 
 def run_small_job(
-    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+    session: SparkSession, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
 ) -> list[Any]:
     """Let a task for each item run this body, a function of a module, and return all answers.
 
@@ -144,7 +122,7 @@ def run_small_job(
         PySparkException: a task failed, or the server is gone.
     """
     run = partial(_run_body, body, _encode_units(items))
-    return collect_answers(map_in_workers(_start_tasks(sessions.full, len(items)), run))
+    return collect_answers(map_in_workers(start_tasks(session, len(items)), run))
 
 
 def start_workers(
@@ -174,7 +152,7 @@ def map_in_workers(
     return rows.mapInArrow(checked, schema)
 
 
-def _start_tasks(session: SparkSession, tasks: int) -> DataFrame:
+def start_tasks(session: SparkSession, tasks: int) -> DataFrame:
     """A frame with one row, and no data, for each of so many tasks."""
     rows = session.range(0, tasks, 1, tasks)
     return rows.selectExpr("CAST(id AS int) AS unit", f"'{ANSWER}' AS kind", "X'' AS data")
@@ -210,7 +188,7 @@ def _run_with_driver_packages(
 
 def _read_units(_job: str, packed: bytes, units: list[bytes], batches: _Batches) -> _Batches:
     order: ReadOrder = _pickle.loads(packed)
-    for place in _list_units(batches):
+    for place in list_units(batches):
         unit: ReadUnit = _pickle.loads(units[place])
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
@@ -249,7 +227,7 @@ def _write_all(packed: bytes, batches: _Batches) -> _Batches:
 def _run_body(
     body: Callable[[Iterable[Any]], Iterator[Any]], items: list[bytes], batches: _Batches
 ) -> _Batches:
-    own = [_pickle.loads(items[place]) for place in _list_units(batches)]
+    own = [_pickle.loads(items[place]) for place in list_units(batches)]
     yield from make_answers(body(own))
 
 
@@ -285,7 +263,7 @@ def _require_sample(sample: StoreSample) -> None:
         raise FileNotFoundError(f"{sample.key} is not in {sample.store} as this host sees it")
 
 
-def _list_units(batches: _Batches) -> list[int]:
+def list_units(batches: _Batches) -> list[int]:
     """The units of a task, whose whole input is read."""
     return [unit for batch in batches for unit in batch["unit"].to_pylist()]
 

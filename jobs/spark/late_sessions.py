@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from tidegate.jobs.rows.session_folds import select_rows_of_parts
 from tidegate.jobs.rows.stored_partials import StoredTable, decode_table, encode_table
@@ -17,12 +18,11 @@ from tidegate.jobs.rules.aggregates import Aggregation
 from tidegate.jobs.rules.duck_frame import DuckFrame
 from tidegate.jobs.rules.row_conditions import window_purged_sql
 
-from .spark_session import SparkSessions
 from .task_epochs import TaskScans, check_answers, read_units
 
 
 def read_late_rows(
-    sessions: SparkSessions, scans: TaskScans, gone: Mapping[str, pa.Table]
+    session: SparkSession, scans: TaskScans, gone: Mapping[str, pa.Table]
 ) -> TaskScans:
     """What tasks found, with the rows that are late because their session is purged.
 
@@ -40,7 +40,7 @@ def read_late_rows(
     units = [replace(scans.units[place], number=number) for number, place in enumerate(places)]
     packed = {name: encode_table(parts) for name, parts in gone.items()}
     order = replace(scans.order, gone=packed)
-    again, _ = read_units(sessions, spec, order, units)
+    again, _ = read_units(session, spec, order, units)
     check_answers(spec, again)
     answers = list(scans.answers)
     for place, answer in zip(places, again, strict=True):

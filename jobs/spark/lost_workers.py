@@ -11,11 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from tidegate.errors import TidegateError
+from tidegate.errors import ErrorDefinition, TidegateError
 from tidegate.jobs.rows.cut_division import ReadUnit
 
 from .errors import EXECUTORS_LOST_AGAIN
-from .spark_session import SPARK_ERRORS, detect_lost_executors, lines
+from .spark_session import (
+    SPARK_ERRORS,
+    detect_large_results,
+    detect_lost_executors,
+    extract_cause,
+    find_carried_error,
+    lines,
+)
 
 MOST_JOBS: Final = 3
 """Jobs that may lose their executors with the same work: on a cluster each has tried four times."""
@@ -38,6 +45,15 @@ class LostWorkers:
         self._lock = threading.Lock()
         # Kind -> work that lost its executors -> how often, and when it did first.
         self._lost: dict[str, dict[str, tuple[int, float]]] = {}
+
+    def explain(self, kind: str, error: BaseException, failed: ErrorDefinition) -> TidegateError:
+        """Return the error for a job that failed; `failed` if nothing more is known of it."""
+        return (
+            find_carried_error(error)
+            or detect_large_results(self._pipeline, error)
+            or self.judge(kind, error)
+            or failed(pipeline=self._pipeline, cause=extract_cause(error))
+        )
 
     def judge(self, kind: str, error: BaseException) -> TidegateError | None:
         """Return the error for a job that lost its executors, as `detect_lost_executors` does.

@@ -46,13 +46,11 @@ from .epoch_outputs import EpochOutputs
 from .errors import NO_PYTHON_WORKERS, SPARK_FAILED
 from .late_sessions import read_late_rows
 from .lost_workers import LostWorkers
-from .python_tasks import StoreSample, build_topic_variables, have_executors_keys
+from .python_tasks import KeptRows, StoreSample, build_topic_variables, have_executors_keys
 from .shared_store import require_shared_store
 from .spark_session import (
     SPARK_ERRORS,
-    SparkSessions,
     bound_results,
-    detect_large_results,
     detect_lost_executors,
     extract_cause,
     find_carried_error,
@@ -73,6 +71,9 @@ _LIBRARIES_OF_SINKS = {"kafka": "confluent_kafka", "postgres": "psycopg"}  # by 
 
 class SparkMover:
     """Moves rows as decided, by Spark's Python tasks.
+
+    Attributes:
+        session: the one that was given, or an own one.
 
     Args:
         store: where objects, segments and table files lie.
@@ -100,25 +101,17 @@ class SparkMover:
         self._workdir = Path(mkdtemp(prefix="spark-", dir=workdir))
         # A session that was given belongs to the caller, who stops it.
         self._own = session is None
-        asked = bound_results(spec)
-        self._sessions = SparkSessions(lambda: open_session(asked) if session is None else session)
-        if self._own:
-            self._start_workers()
-        require_shared_store(self._sessions, spec, store)
+        self.session = self._start_session() if session is None else session
+        require_shared_store(self.session, spec, store)
         # On one host they are the driver's own, and a replay there does not touch sinks.
         for path in [] if runs_on_one_host(spec.spark) else list_local_targets(spec):
-            require_shared_store(self._sessions, spec, LocalStore(Path(path)))
+            require_shared_store(self.session, spec, LocalStore(Path(path)))
         if isinstance(store, InputView):
             store.let_tasks_inspect(self._describe_in_tasks)
         self._lost = LostWorkers(spec.name)
         self._early = EarlyEvents(spec)
-        self._kept: TaskScans | None = None  # what tasks keep of the newest survey
+        self._kept: KeptRows | None = None  # what tasks keep of the newest survey
         self._merger = ThreadPoolExecutor(1, "merge")
-
-    @property
-    def session(self) -> SparkSession:
-        """The session that was given, or an own one, which is started at the first use."""
-        return self._sessions.full
 
     def survey(
         self,
@@ -134,8 +127,8 @@ class SparkMover:
         """
         self._discard_rows()
         with self._report_errors():
-            self._kept = found = survey_in_tasks(
-                self._sessions,
+            found = survey_in_tasks(
+                self.session,
                 self._spec,
                 self._store,
                 cut,
@@ -145,6 +138,7 @@ class SparkMover:
                 self._early,
                 next_position,
             )
+        self._kept = found.kept
         return SurveyedCut(cut, found.survey, found)
 
     def move(self, order: MoveOrder, surveyed: SurveyedCut) -> MoveResult:
@@ -154,7 +148,7 @@ class SparkMover:
         """
         scans: TaskScans = surveyed.staged
         epoch = EpochContext(
-            self._sessions, self._spec, self._store, order, self._workdir / "segments"
+            self.session, self._spec, self._store, order, self._workdir / "segments"
         )
         times = [one.min_time for one in scans.survey.members if one.min_time is not None]
         merging = StateMerging(epoch, scans.list_partials(), min(times, default=None))
@@ -179,7 +173,7 @@ class SparkMover:
             history: locates rows of earlier epochs.
             here: dispatches epochs without rows.
         """
-        return TaskDispatcher(self._sessions, self._spec, store, history, here)
+        return TaskDispatcher(self.session, self._spec, store, history, here)
 
     def run_work(self, work: RowWork) -> Any:
         """Do work on rows of sealed epochs in a task; any thread may call it.
@@ -189,7 +183,7 @@ class SparkMover:
         """
         kind = threading.current_thread().name  # that of the sink
         with self._report_errors(kind):
-            answer = run_work_in_task(self._sessions, self._store.url, work)
+            answer = run_work_in_task(self.session, self._store.url, work)
         self._lost.forget(kind)
         if answer.error is not None:
             raise answer.error
@@ -201,11 +195,11 @@ class SparkMover:
             self._store.let_tasks_inspect(None)
         self._merger.shutdown()
         shutil.rmtree(self._workdir, ignore_errors=True)
-        if self._own and self._sessions.is_started:
-            stop_session(self._sessions.full)
+        if self._own:
+            stop_session(self.session)
 
-    def _start_workers(self) -> None:
-        """Start the workers, and require that they can run tidegate.
+    def _start_session(self) -> SparkSession:
+        """Start a session and its workers, and require that these can run tidegate.
 
         A cluster may have hosts without it, for example of Spark's own image. Those of a Connect
         server may have no keys for the store.
@@ -213,13 +207,15 @@ class SparkMover:
         spec = self._spec
         try:
             libraries = list_libraries(spec)
-            session, key = self._sessions.full, BucketLayout(spec.name).lease_key
+            session = open_session(bound_results(spec))
+            key = BucketLayout(spec.name).lease_key
             variables = build_topic_variables(session, spec)
             if not (spec.spark.uses_connect or have_executors_keys(session)):
                 variables |= read_sink_variables(spec, os.environ)
             sample = StoreSample(self._store.url, key, self._store.stat(key) is not None)
             runner = choose_runner(session)
             runner.start_workers(session, variables, libraries, sample, remove_settings(spec))
+            return session
         except SPARK_ERRORS as error:
             lost = detect_lost_executors(spec.name, error, pipeline=spec.name)
             raise (
@@ -242,16 +238,10 @@ class SparkMover:
         try:
             yield
         except (*ENGINE_ERRORS, pa.ArrowException) as error:
-            name = self._spec.name
-            raise SPARK_FAILED(pipeline=name, cause=get_first_line(error)) from error
+            cause = get_first_line(error)
+            raise SPARK_FAILED(pipeline=self._spec.name, cause=cause) from error
         except SPARK_ERRORS as error:
-            name = self._spec.name
-            raise (
-                find_carried_error(error)
-                or detect_large_results(name, error)
-                or self._lost.judge(kind or name, error)
-                or SPARK_FAILED(pipeline=name, cause=extract_cause(error))
-            ) from error
+            raise self._lost.explain(kind or self._spec.name, error, SPARK_FAILED) from error
 
     def _describe_in_tasks(
         self, source: str, entries: Sequence[ObjectInfo], locate: Callable[[str], str]
@@ -259,7 +249,7 @@ class SparkMover:
         kind = f"source {source}"
         with self._report_errors(kind):
             found = describe_objects_in_tasks(
-                self._sessions, self._spec.sources[source], entries, locate
+                self.session, self._spec.sources[source], entries, locate
             )
         self._lost.forget(kind)
         return found
@@ -284,7 +274,7 @@ def _write_outputs(
     epoch: EpochContext, scans: TaskScans, merging: StateMerging, merger: ThreadPoolExecutor
 ) -> MoveResult:
     """Merge and write what tasks have made of the rows."""
-    scans = read_late_rows(epoch.sessions, scans, merging.find_gone_parts())
+    scans = read_late_rows(epoch.session, scans, merging.find_gone_parts())
     for answer in scans.answers:
         note_footers(epoch.store, answer.footers)
     late = scans.sum_late_rows(epoch.spec)

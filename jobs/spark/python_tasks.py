@@ -11,6 +11,7 @@ import sys
 import time
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -30,9 +31,9 @@ from tidegate.checkpoints.executor_keys import (
     has_executor_keys,
     select_driver_variables,
 )
+from tidegate.checkpoints.manifest import FileRef
 from tidegate.errors import TidegateError
 from tidegate.jobs.rows.batch_reading import read_in_batches
-from tidegate.jobs.rows.built_events import BuildAnswer, BuildOrder, write_built_events
 from tidegate.jobs.rows.cut_division import ReadUnit, measure_unit
 from tidegate.jobs.rows.event_files import (
     EventsOrder,
@@ -57,7 +58,7 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 from .early_events import has_kept_rows
 from .errors import SPARK_FAILED
 from .lost_workers import note_failed_unit
-from .spark_session import SparkSessions, carry_error
+from .spark_session import SPARK_ERRORS, carry_error
 from .worker_versions import VERSIONS_VARIABLE, describe_versions, find_other_version
 
 _log = structlog.get_logger("tidegate.driver")
@@ -93,18 +94,24 @@ class KeptRows:
     """The rows that the tasks of a read job keep in Spark's block manager.
 
     They are read again if their executor is lost.
+
+    Attributes:
+        pieces: an RDD of `KeptPiece`, or a frame with their columns.
+        held: what Spark keeps: `pieces`, or the frame that they are a part of.
     """
 
     pieces: Any
     units: int
+    held: Any
 
     def discard(self) -> None:
-        """Give up the rows."""
-        self.pieces.unpersist()
+        """Give up the rows; those of a server that is gone are gone with it."""
+        with suppress(*SPARK_ERRORS):
+            self.held.unpersist()
 
 
 def run_read_job(
-    sessions: SparkSessions,
+    session: SparkSession,
     order: ReadOrder,
     units: list[ReadUnit],
     variables: Mapping[str, str] | None = None,
@@ -119,33 +126,40 @@ def run_read_job(
     """
     if not units:
         return [], None
-    context = prepare_context(sessions.full, variables)
+    context = prepare_context(session, variables)
     job, inbox = uuid4().hex, open_inbox(context)
     inbox.value.expect(job)
     pieces = context.parallelize(units, len(units)).mapPartitions(
-        partial(_read_units, order, job, inbox)
+        partial(_run_in_worker, _read_units, order, job, inbox)
     )
-    keeps = has_kept_rows(order.spec, units) and not order.gone
-    if keeps:
-        pieces.persist(choose_storage_level(units))
-    try:
-        with note_failed_unit(units):
+    with keep_read_rows(order, units, pieces) as kept, note_failed_unit(units):
+        try:
             # Counted in the JVM: what is kept does not pass through another worker.
             pieces._jrdd.count()
-    finally:
-        answers_of_tasks = inbox.value.take(job)
-    kept = KeptRows(pieces, len(units)) if keeps else None
-    return sort_unit_answers(order, units, answers_of_tasks), kept
+        finally:
+            answers_of_tasks = inbox.value.take(job)
+        return sort_unit_answers(order, units, answers_of_tasks), kept
 
 
-def choose_storage_level(units: list[ReadUnit]) -> StorageLevel:
-    """Return where Spark keeps the rows of units: those of a large epoch on disk only.
+@contextmanager
+def keep_read_rows(order: ReadOrder, units: list[ReadUnit], rows: Any) -> Iterator[KeptRows | None]:
+    """Let Spark keep the rows of a read job, an RDD or a frame, if a second job needs them.
 
-    Spark would fill the heap of each executor with them first, and of the driver's JVM if it has no
-    others.
+    If the first one fails they are given up: a server would hold them until it ends.
     """
+    if not has_kept_rows(order, units):
+        yield None
+        return
+    # Of a large epoch Spark would fill the heap of each executor with them first, and of the
+    # driver's JVM if it has no others.
     is_small = sum(map(measure_unit, units)) <= _MOST_IN_MEMORY
-    return StorageLevel.MEMORY_AND_DISK if is_small else StorageLevel.DISK_ONLY
+    rows.persist(StorageLevel.MEMORY_AND_DISK if is_small else StorageLevel.DISK_ONLY)
+    kept = KeptRows(rows, len(units), rows)
+    try:
+        yield kept
+    except BaseException:
+        kept.discard()
+        raise
 
 
 def sort_unit_answers(
@@ -160,31 +174,30 @@ def sort_unit_answers(
     found = {answer.number: (answer, report) for answer, report in answers}
     if len(found) < len(units):
         raise SPARK_FAILED(pipeline=order.spec.name, cause="answers of tasks did not arrive")
-    tasks = [describe_task(*found[unit.number]) for unit in units]
-    job_name = "late" if order.gone else "read"
-    _log.info("tasks_finished", job=job_name, slot=order.folders.attempt.slot, tasks=tasks)
+    log_readers(order, [describe_task(*found[unit.number]) for unit in units])
     return [found[unit.number][0] for unit in units]
 
 
 def run_events_job(kept: KeptRows, order: EventsOrder, firsts: FirstPositions) -> list[FileAnswer]:
     """Write the kept rows of each unit, which begin at these positions."""
-    write = partial(_write_unit_rows, order, firsts)
+    write = partial(_run_in_worker, _write_unit_rows, order, firsts)
     return _collect_files(order, kept.pieces.mapPartitionsWithIndex(write))
 
 
 def run_release_job(
-    sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
+    session: SparkSession, kept: KeptRows | None, order: RangesOrder
 ) -> list[FileAnswer]:
     """Write rows in order: each target by a task of its own, or by the tasks that share them."""
-    context = prepare_context(sessions.full)
+    context = prepare_context(session)
     rows = context.parallelize([], order.maps) if kept is None else kept.pieces
     if order.shares:
-        write: Callable[..., Any] = partial(_write_share, order)
+        write = partial(_run_in_worker, write_share, order)
         shares = context.union([rows.coalesce(1)] * order.shares)
         return _collect_files(order, shares.mapPartitionsWithIndex(write))
-    shipped = rows.mapPartitionsWithIndex(partial(_cut_rows, order))
+    shipped = rows.mapPartitionsWithIndex(partial(_run_in_worker, cut_rows, order))
     ranges = _move_to_tasks(shipped, order.moved_to)
-    return _collect_files(order, ranges.mapPartitions(partial(_write_ranges, order)))
+    write = partial(_run_in_worker, write_targets, order)
+    return _collect_files(order, ranges.mapPartitions(write))
 
 
 def _move_to_tasks(shipped: Any, tasks: int) -> Any:
@@ -234,20 +247,35 @@ def log_files(
     """Log the tasks of a job, which have written files."""
     written_by = min(written_by, len(answers))
     # Of fewer tasks than files each has written its share (`write_share`).
-    tasks = [_describe_writer(task, answers[task::written_by]) for task in range(written_by)]
+    tasks = list[dict[str, Any]]()
+    for task in range(written_by):
+        own = answers[task::written_by]
+        reports = [answer.report for answer in own if answer.report is not None]
+        files = [file for answer in own for file in answer.files]
+        tasks.append(describe_writer(task, files, TaskReport.sum_up(reports)))
+    log_tasks(job, folders, tasks)
+
+
+def log_readers(order: ReadOrder, tasks: list[dict[str, Any]]) -> None:
+    """Log the tasks of a read job."""
+    log_tasks("late" if order.gone else "read", order.folders, tasks)
+
+
+def log_tasks(job: str, folders: AttemptFolders, tasks: list[dict[str, Any]]) -> None:
+    """Log the tasks of a job of an epoch."""
     _log.info("tasks_finished", job=job, slot=folders.attempt.slot, tasks=tasks)
 
 
 def run_small_job(
-    sessions: SparkSessions, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
+    session: SparkSession, body: Callable[[Iterable[Any]], Iterator[Any]], items: Sequence[Any]
 ) -> list[Any]:
     """Let a task for each item run this body, a function of a module, and return all answers.
 
     Raises:
         Py4JJavaError: a task failed; or a PySparkException.
     """
-    tasks = prepare_context(sessions.full).parallelize(items, len(items))
-    answers: list[Any] = tasks.mapPartitions(body).collect()
+    tasks = prepare_context(session).parallelize(items, len(items))
+    answers: list[Any] = tasks.mapPartitions(partial(_run_in_worker, body)).collect()
     return answers
 
 
@@ -354,15 +382,16 @@ def describe_task(answer: UnitAnswer | InspectionAnswer, report: TaskReport) -> 
     }
 
 
-def _describe_writer(task: int, answers: Sequence[FileAnswer]) -> dict[str, Any]:
+def describe_writer(
+    task: int, files: Sequence[FileRef], report: TaskReport | None
+) -> dict[str, Any]:
     """Return what the log says of a task that has written these files."""
-    files = [file for answer in answers for file in answer.files]
-    reports = [answer.report for answer in answers if answer.report is not None]
+    assert report is not None  # noqa: S101 - each task reports
     return {
         "task": task,
         "rows": sum(file.rows for file in files),
         "bytes": sum(file.bytes for file in files),
-        **TaskReport.sum_up(reports).describe(),
+        **report.describe(),
     }
 
 
@@ -414,10 +443,14 @@ def open_inbox(context: SparkContext) -> Accumulator[Any]:
 # The bodies of tasks
 
 
+def _run_in_worker(body: Callable[..., Iterable[Any]], *given: Any) -> Iterator[Any]:
+    prepare_worker()
+    yield from body(*given)
+
+
 def _read_units(
     order: ReadOrder, job: str, inbox: Accumulator[Any], units: Iterator[ReadUnit]
 ) -> Iterator[KeptPiece]:
-    prepare_worker()
     for unit in units:
         for reading in read_in_batches(order, unit):
             last = reading.answer, reading.report
@@ -429,13 +462,7 @@ def _read_units(
 def _write_unit_rows(
     order: EventsOrder, firsts: FirstPositions, unit: int, pieces: Iterator[KeptPiece]
 ) -> Iterator[FileAnswer]:
-    prepare_worker()
     yield write_unit_events(order, firsts, unit, pieces)
-
-
-def _cut_rows(order: RangesOrder, task: int, pieces: Iterator[KeptPiece]) -> Iterator[Any]:
-    prepare_worker()
-    yield from cut_rows(order, task, pieces)
 
 
 def _encode_pairs(shipped: Iterable[Shipped]) -> Iterator[bytes]:
@@ -445,29 +472,10 @@ def _encode_pairs(shipped: Iterable[Shipped]) -> Iterator[bytes]:
         yield pickle.dumps((target, item))
 
 
-def _write_ranges(order: RangesOrder, shipped: Iterator[Any]) -> Iterator[FileAnswer]:
-    prepare_worker()
-    yield from write_targets(order, shipped)
-
-
-def _write_share(
-    order: RangesOrder, share: int, pieces: Iterator[KeptPiece]
-) -> Iterator[FileAnswer]:
-    prepare_worker()
-    yield from write_share(order, share, pieces)
-
-
-def build_events_in_task(orders: Iterable[BuildOrder]) -> Iterator[BuildAnswer]:
-    """The body of a task that writes built events."""
-    prepare_worker()
-    yield from map(write_built_events, orders)
-
-
 def describe_units(
     units: Iterable[InspectionUnit],
 ) -> Iterator[tuple[InspectionAnswer, TaskReport]]:
     """The body of a task that tells a plan what objects hold."""
-    prepare_worker()
     for unit in units:
         begun = time.process_time()
         yield describe_unit(unit), TaskReport.measure_since(begun)

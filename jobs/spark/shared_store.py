@@ -6,19 +6,21 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+from pyspark.sql import SparkSession
+
 from tidegate.checkpoints.bucket_layout import BucketLayout
 from tidegate.checkpoints.store import NotFoundError, Store
 from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from .errors import EXECUTORS_LOST, NO_SHARED_STORE
-from .spark_session import SPARK_ERRORS, SparkSessions, extract_cause, runs_on_one_host
+from .spark_session import SPARK_ERRORS, extract_cause, find_carried_error, runs_on_one_host
 from .task_runner import choose_runner
 
 _PROBES = 8
 """Tasks that write a file each: more than one, so that several hosts are asked."""
 
 
-def require_shared_store(sessions: SparkSessions, spec: PipelineSpec, store: Store) -> None:
+def require_shared_store(session: SparkSession, spec: PipelineSpec, store: Store) -> None:
     """Let tasks of a cluster write files into a store that is a folder, and read these.
 
     Raises:
@@ -33,13 +35,14 @@ def require_shared_store(sessions: SparkSessions, spec: PipelineSpec, store: Sto
     store.put(f"{folder}driver", b"")
     try:
         paths = [store.uri(key) for key in keys]
-        runner = choose_runner(sessions.full)
+        runner = choose_runner(session)
         try:
-            answers = runner.run_small_job(sessions, write_probes, paths)
+            answers = runner.run_small_job(session, write_probes, paths)
         except SPARK_ERRORS as error:
             what = f"{spec.name}: the first tasks"
             sign = extract_cause(error)
-            raise EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign) from error
+            lost = EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign)
+            raise (find_carried_error(error) or lost) from error
         for path, host, failure in answers:
             cause = failure or _find_difference(store, keys[paths.index(path)], host)
             if cause is not None:

@@ -9,10 +9,9 @@ import shutil
 import sys
 import tempfile
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
 from typing import Any, Final, cast
 
 import pyspark
@@ -136,32 +135,6 @@ def stop_session(session: SparkSession) -> None:
     session.stop()
     if server is not None and isinstance(server.server_address, str):  # a socket of this host
         Path(server.server_address).unlink(missing_ok=True)
-
-
-class SparkSessions:
-    """The session of a pipeline.
-
-    Args:
-        start: starts Spark, or joins it. Called at the first use, which may never come.
-    """
-
-    def __init__(self, start: Callable[[], SparkSession]) -> None:
-        self._start = start
-        self._lock = Lock()
-        self._found: SparkSession | None = None
-
-    @property
-    def full(self) -> SparkSession:
-        """The session."""
-        with self._lock:
-            if self._found is None:
-                self._found = self._start()
-            return self._found
-
-    @property
-    def is_started(self) -> bool:
-        """Whether Spark was started or joined; also after it was stopped."""
-        return self._found is not None
 
 
 # An archive of the JVM's loaded classes, made once per machine, that lets every later driver start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -44,8 +44,8 @@ from tidegate.time_units import TICK_MAX, TICK_MIN
 
 from .epoch_context import EpochContext
 from .errors import SPARK_FAILED
-from .frame_tasks import collect_answers, make_answers, map_in_workers
-from .python_tasks import prepare_worker
+from .frame_tasks import collect_answers, list_units, make_answers, map_in_workers, start_tasks
+from .python_tasks import describe_writer, log_tasks
 from .spark_session import carry_error
 from .task_runner import choose_runner
 
@@ -203,9 +203,9 @@ class StateMerging:
         self, merge: Merge, order: MergeOrder, buckets: Sequence[int]
     ) -> list[MergeAnswer]:
         """Let a task merge each of these buckets; return as `_check` does."""
-        sessions = self.epoch.sessions
-        run = partial(_merge_in_worker, merge, order)
-        return self._check(choose_runner(sessions.full).run_small_job(sessions, run, buckets))
+        session = self.epoch.session
+        run = partial(merge_buckets, merge, order)
+        return self._check(choose_runner(session).run_small_job(session, run, buckets))
 
     def _check(self, answers: list[MergeAnswer]) -> list[MergeAnswer]:
         """Log the tasks, and return their answers in the order of the buckets.
@@ -214,9 +214,11 @@ class StateMerging:
             TidegateError: what the first task that met an error says.
         """
         answers.sort(key=lambda answer: answer.bucket)
-        tasks = [_describe_task(answer) for answer in answers]
-        slot = self.epoch.order.folders.attempt.slot
-        _log.info("tasks_finished", job="merge", slot=slot, tasks=tasks)
+        tasks = [
+            describe_writer(one.bucket, (*one.state.results, *one.state.written), one.report)
+            for one in answers
+        ]
+        log_tasks("merge", self.epoch.order.folders, tasks)
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
@@ -253,10 +255,9 @@ class StateMerging:
         self, select: Select, order: MergeOrder, buckets: Sequence[int], kinds: dict[str, str]
     ) -> DataFrame:
         """The rows that a task selects for each bucket; `kinds` are their columns."""
-        tasks = len(buckets)
         columns = (f"{quote_name(c)} {declared_to_spark_type(k)}" for c, k in kinds.items())
         body = partial(_select_in_worker, select, _pickle.dumps(order), buckets, kinds)
-        starts = self.epoch.sessions.full.range(0, tasks, 1, tasks)
+        starts = start_tasks(self.epoch.session, len(buckets))
         return map_in_workers(starts, body, ", ".join(columns))
 
 
@@ -269,25 +270,7 @@ def _measure_texts(table: pa.Table) -> int:
     return sum(one.nbytes for one in table.columns if not pa.types.is_primitive(one.type))
 
 
-def _describe_task(answer: MergeAnswer) -> dict[str, Any]:
-    assert answer.report is not None  # noqa: S101 - each task reports
-    files = (*answer.state.results, *answer.state.written)
-    return {
-        "task": answer.bucket,
-        "rows": sum(ref.rows for ref in files),
-        "bytes": sum(ref.bytes for ref in files),
-        **answer.report.describe(),
-    }
-
-
 # The bodies of tasks
-
-
-def _merge_in_worker(
-    merge: Merge, order: MergeOrder, buckets: Iterable[int]
-) -> Iterator[MergeAnswer]:
-    prepare_worker()
-    yield from merge_buckets(merge, order, buckets)
 
 
 def _select_in_worker(
@@ -299,7 +282,7 @@ def _select_in_worker(
 ) -> Iterator[pa.RecordBatch]:
     order: MergeOrder = _pickle.loads(packed)
     schema = pa.schema({name: to_arrow_type(kind) for name, kind in kinds.items()})
-    for place in [one for batch in batches for one in batch["id"].to_pylist()]:
+    for place in list_units(batches):
         own = order.select_bucket(buckets[place])
         try:
             rows = select(own, own.open_files())

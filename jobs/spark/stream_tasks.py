@@ -33,8 +33,8 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import structlog
 from pyspark import SparkFiles, TaskContext
+from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.store import Store
 from tidegate.errors import TidegateError, get_first_line
@@ -85,18 +85,9 @@ from tidegate.jobs.streams.stream_state import ReducerStateStore
 
 from .errors import REDUCER_NOT_ON_HOSTS, STREAMS_FAILED
 from .lost_workers import LostWorkers
-from .python_tasks import count_tasks, prepare_worker
-from .spark_session import (
-    SPARK_ERRORS,
-    SparkSessions,
-    detect_large_results,
-    extract_cause,
-    find_carried_error,
-    runs_on_one_host,
-)
+from .python_tasks import count_tasks, describe_writer, log_tasks
+from .spark_session import SPARK_ERRORS, runs_on_one_host
 from .task_runner import choose_runner
-
-_log = structlog.get_logger("tidegate.driver")
 
 MIN_GROUPED_ROWS: Final = 50_000
 """Rows of a batch from which groups of keys pay: starting two more jobs costs about what one core
@@ -210,7 +201,7 @@ class TaskDispatcher:
     An epoch without rows for it needs no task.
 
     Args:
-        sessions: where the tasks run.
+        session: where the tasks run.
         spec: the pipeline.
         store: its store.
         history: locates rows of earlier epochs.
@@ -222,7 +213,7 @@ class TaskDispatcher:
         ConfigurationError: tasks cannot import a reducer.
     """
 
-    sessions: SparkSessions
+    session: SparkSession
     spec: PipelineSpec
     store: Store
     history: LogHistory
@@ -284,7 +275,7 @@ class TaskDispatcher:
 
     def _fold_in_groups(self, order: _StreamOrder, name: str, rows: int) -> _FoldedGroups:
         """Have the batch of a reducer, of so many rows, folded by groups of keys."""
-        at_a_time = max(2, count_tasks(self.sessions.full) or _UNKNOWN_TASKS)
+        at_a_time = max(2, count_tasks(self.session) or _UNKNOWN_TASKS)
         groups = self.groups or min(at_a_time, rows // MIN_GROUPED_ROWS + 1, _MOST_GROUPS)
         stopped: FoldFailure | None = None
         while True:
@@ -315,23 +306,20 @@ class TaskDispatcher:
         for answer in answers:
             if answer.error is not None:
                 raise answer.error
-        slot = orders[0].work.folders.attempt.slot
-        tasks = [_describe_task(answer) for answer in answers]
-        _log.info("tasks_finished", job=job, slot=slot, tasks=tasks)
+        tasks = list[dict[str, Any]]()
+        for answer in answers:
+            files = answer.done.files.values() if answer.done else ()
+            written = [ref for own in files for ref in own]
+            tasks.append(describe_writer(answer.number, written, answer.report))
+        log_tasks(job, orders[0].work.folders, tasks)
         return answers
 
     def _run_tasks(self, body: Callable[..., Any], items: list[Any]) -> list[Any]:
-        runner = choose_runner(self.sessions.full)
-        name = self.spec.name
+        runner = choose_runner(self.session)
         try:
-            return runner.run_small_job(self.sessions, body, items)
+            return runner.run_small_job(self.session, body, items)
         except SPARK_ERRORS as error:
-            raise (
-                find_carried_error(error)
-                or detect_large_results(name, error)
-                or self._lost.judge("the streams", error)
-                or STREAMS_FAILED(pipeline=name, cause=extract_cause(error))
-            ) from error
+            raise self._lost.explain("the streams", error, STREAMS_FAILED) from error
 
     def _require_reducers(self, functions: list[str]) -> None:
         """Have a task import the reducers, so that one that it cannot import ends the start."""
@@ -342,19 +330,6 @@ class TaskDispatcher:
     def _delete_stored(self, tables: list[_Tables]) -> None:
         found = [table for group in tables for table in group.values()]
         delete_tables(self.store, [one for one in found if isinstance(one, StoredTable)])
-
-
-def _describe_task(answer: _StreamAnswer) -> dict[str, Any]:
-    """Return what the log says of a task."""
-    assert answer.report is not None  # noqa: S101 - each task reports
-    files = answer.done.files.values() if answer.done else ()
-    written = [ref for own in files for ref in own]
-    return {
-        "task": answer.number,
-        "rows": sum(ref.rows for ref in written),
-        "bytes": sum(ref.bytes for ref in written),
-        **answer.report.describe(),
-    }
 
 
 # The bodies of tasks
@@ -368,7 +343,6 @@ def load_in_task(
     code: Mapping[str, bytes], folders: tuple[Path, ...], orders: Iterable[list[str]]
 ) -> Iterator[tuple[str, str]]:
     """The body of a task that imports functions: each that it cannot import, and why not."""
-    prepare_worker()
     _allow_code(code, folders)
     for function in [function for order in orders for function in order]:
         try:
@@ -380,7 +354,6 @@ def load_in_task(
 
 def move_rows_in_task(orders: Iterable[_StreamOrder]) -> Iterator[_StreamAnswer]:
     """The body of a task that dispatches the rows of an epoch, or folds a group of a batch."""
-    prepare_worker()
     for order in orders:
         begun = time.process_time()
         answer = _StreamAnswer()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
+from pyspark.sql import SparkSession
 
 from tidegate.checkpoints.bucket_layout import AttemptFolders
 from tidegate.checkpoints.store import ObjectInfo, Store
@@ -44,7 +45,6 @@ from .python_tasks import (
     describe_units,
     sort_inspections,
 )
-from .spark_session import SparkSessions
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
@@ -55,7 +55,6 @@ class TaskScans:
     """What tasks found in a cut, and did with its rows.
 
     Attributes:
-        mark: against which the rows were judged.
         order: of the tasks.
         units: what each task has read, in the order of the cut.
         answers: of the units.
@@ -67,18 +66,12 @@ class TaskScans:
 
     cut: Cut
     survey: Survey
-    mark: LateMark
     order: ReadOrder
     units: list[ReadUnit]
     answers: list[UnitAnswer]
     sketches: JsonObject
     kept: KeptRows | None
     early_from: int | None = None
-
-    def discard(self) -> None:
-        """Give up the rows that tasks keep."""
-        if self.kept is not None:
-            self.kept.discard()
 
     def count_verdicts(self) -> Counter[tuple[int, str]]:
         """Return (index of a slice, verdict) -> rows."""
@@ -115,7 +108,7 @@ class TaskScans:
 
 
 def survey_in_tasks(
-    sessions: SparkSessions,
+    session: SparkSession,
     spec: PipelineSpec,
     store: Store,
     cut: Cut,
@@ -142,7 +135,7 @@ def survey_in_tasks(
         while order is not None:
             _drop_rows(kept)
             used = order
-            answers, kept = read_units(sessions, spec, used, units)
+            answers, kept = read_units(session, spec, used, units)
             order = _find_better_order(spec, used, answers)
             if order is None:
                 check_answers(spec, answers)
@@ -181,15 +174,15 @@ def survey_in_tasks(
     }
     survey = Survey(now=0, members=members)
     early_from = next_position if have_positions(units) else None
-    return TaskScans(cut, survey, mark, used, units, answers, found, kept, early_from)
+    return TaskScans(cut, survey, used, units, answers, found, kept, early_from)
 
 
 def read_units(
-    sessions: SparkSessions, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
+    session: SparkSession, spec: PipelineSpec, order: ReadOrder, units: list[ReadUnit]
 ) -> tuple[list[UnitAnswer], KeptRows | None]:
     """Read units by the job that can evaluate their rows; see `run_read_job`."""
-    run_job = run_expression_job if order.by_spark else choose_runner(sessions.full).run_read_job
-    return run_job(sessions, order, units, build_topic_variables(sessions.full, spec))
+    run_job = run_expression_job if order.by_spark else choose_runner(session).run_read_job
+    return run_job(session, order, units, build_topic_variables(session, spec))
 
 
 def _make_read_order(
@@ -266,23 +259,23 @@ def _log_missing_offsets(units: list[ReadUnit], answers: list[UnitAnswer]) -> No
 
 
 def describe_objects_in_tasks(
-    sessions: SparkSessions,
+    session: SparkSession,
     source: SourceSpec,
     entries: Sequence[ObjectInfo],
     locate: Callable[[str], str],
 ) -> list[InspectedObject | TidegateError]:
     """Let tasks say what objects hold: each one, or why the store did not give it."""
     objects = [FoundObject(one.key, locate(one.key), one.size) for one in entries]
-    runner = choose_runner(sessions.full)
-    answers = runner.run_small_job(sessions, describe_units, divide_objects(source, objects))
+    runner = choose_runner(session)
+    answers = runner.run_small_job(session, describe_units, divide_objects(source, objects))
     return [found for answer in sort_inspections(answers) for found in answer.found]
 
 
 def require_frontier(pipeline: str, scans: TaskScans, order: MoveOrder) -> None:
     """Refuse a decision for which the rows were judged by another frontier: a defect."""
-    judged, decided = (
-        (mark.frontier, mark.bound, mark.missed) for mark in (scans.mark, order.decision.late_mark)
-    )
+    judged = scans.order.frontier, scans.order.late_bound, scans.order.events_frontier
+    mark = order.decision.late_mark
+    decided = mark.frontier, mark.bound, mark.missed
     if judged != decided:
         raise SPARK_FAILED(pipeline=pipeline, cause=f"rows were judged by {judged}, not {decided}")
 

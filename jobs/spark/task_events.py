@@ -117,12 +117,12 @@ def release_in_tasks(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     """
     if epoch.spec.release.mode is ReleaseMode.PASS_THROUGH:
         return _write_all_rows(epoch, scans)
-    plan = _plan_release(epoch, scans)
-    if not plan.order.kept and not plan.order.segments:
-        return ReleasedRows(segments=plan.untouched)
-    runner = choose_runner(epoch.sessions.full)
-    found = runner.run_release_job(epoch.sessions, scans.kept, plan.order)
-    return _sum_answers(epoch, plan.untouched, found)
+    order, untouched = _plan_release(epoch, scans)
+    if not order.kept and not order.segments:
+        return ReleasedRows(segments=untouched)
+    runner = choose_runner(epoch.session)
+    found = runner.run_release_job(epoch.session, scans.kept, order)
+    return _sum_answers(epoch, untouched, found)
 
 
 def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
@@ -137,7 +137,7 @@ def _write_all_rows(epoch: EpochContext, scans: TaskScans) -> ReleasedRows:
     order = _make_order(epoch, scans)
     rows = {one.number: one.kept.rows for one in scans.answers if one.kept is not None}
     firsts = assign_first_positions(order.members, rows, epoch.order.next_position)
-    runner = choose_runner(epoch.sessions.full)
+    runner = choose_runner(epoch.session)
     return _sum_answers(epoch, live, runner.run_events_job(scans.kept, order, firsts))
 
 
@@ -190,15 +190,8 @@ def _sum_answers(
 # In order
 
 
-@dataclass(frozen=True)
-class _ReleasePlan:
-    """A release job, and the segments that stay live as they are."""
-
-    order: RangesOrder
-    untouched: tuple[FileRef, ...]
-
-
-def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
+def _plan_release(epoch: EpochContext, scans: TaskScans) -> tuple[RangesOrder, tuple[FileRef, ...]]:
+    """Return the order of a release job, and the segments that stay live as they are."""
     before, after = epoch.decision.release_before, epoch.decision.release_after
     live = epoch.live_segments(ORDER_KIND)
     kept = [ref for ref in live if has_rows_from_mark(ref, after)]
@@ -231,15 +224,14 @@ def _plan_release(epoch: EpochContext, scans: TaskScans) -> _ReleasePlan:
         maps=1 if shares else max(len(read), 1) if scans.kept is None else scans.kept.units,
         shares=shares,
     )
-    untouched = tuple(ref for ref in kept if ref.key not in merged)
-    return _ReleasePlan(order, untouched)
+    return order, tuple(ref for ref in kept if ref.key not in merged)
 
 
 def _count_shares(epoch: EpochContext, size: int) -> int:
     """How many tasks share the targets of rows of so many bytes; 0: Spark moves the rows."""
     if size <= RANGE_BYTES:
         return 1
-    tasks = count_tasks(epoch.sessions.full)
+    tasks = count_tasks(epoch.session)
     if tasks is None or tasks > MOST_READERS or size > tasks * _SHARE_BYTES:
         return 0
     return tasks

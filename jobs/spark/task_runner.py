@@ -12,7 +12,6 @@ from tidegate.jobs.spec.pipeline import PipelineSpec
 
 from . import frame_tasks, python_tasks
 from .python_tasks import KeptRows, StoreSample
-from .spark_session import SparkSessions
 
 
 class TaskRunner(Protocol):
@@ -20,7 +19,7 @@ class TaskRunner(Protocol):
 
     def run_read_job(
         self,
-        sessions: SparkSessions,
+        session: SparkSession,
         order: ReadOrder,
         units: list[ReadUnit],
         variables: Mapping[str, str] | None,
@@ -31,12 +30,12 @@ class TaskRunner(Protocol):
     ) -> list[FileAnswer]: ...
 
     def run_release_job(
-        self, sessions: SparkSessions, kept: KeptRows | None, order: RangesOrder
+        self, session: SparkSession, kept: KeptRows | None, order: RangesOrder
     ) -> list[FileAnswer]: ...
 
     def run_small_job(
         self,
-        sessions: SparkSessions,
+        session: SparkSession,
         body: Callable[[Iterable[Any]], Iterator[Any]],
         items: Sequence[Any],
     ) -> list[Any]: ...

@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 import structlog
+from pyspark.sql import SparkSession
 
 from tidegate.jobs.engine.interfaces import RowWork
 from tidegate.jobs.rows.attempt_files import open_task_store
 from tidegate.jobs.rows.task_report import TaskReport
 
-from .python_tasks import prepare_worker
-from .spark_session import SparkSessions
 from .task_runner import choose_runner
 
 _log = structlog.get_logger("tidegate.driver")
@@ -29,19 +28,19 @@ class WorkAnswer:
     report: TaskReport
 
 
-def run_work_in_task(sessions: SparkSessions, store: str, work: RowWork) -> WorkAnswer:
+def run_work_in_task(session: SparkSession, store: str, work: RowWork) -> WorkAnswer:
     """Have a task do work, and log the task.
 
     Args:
-        sessions: of the pipeline.
+        session: of the pipeline.
         store: address of the pipeline's store.
         work: to do.
 
     Raises:
         Py4JJavaError: the task failed; or a PySparkException.
     """
-    runner = choose_runner(sessions.full)
-    [answer] = runner.run_small_job(sessions, partial(run_in_task, store), [work])
+    runner = choose_runner(session)
+    [answer] = runner.run_small_job(session, partial(run_in_task, store), [work])
     report = answer.report
     task = {"task": 0, "pid": report.pid, "parent": report.parent, "cpu": round(report.cpu, 6)}
     _log.info("tasks_finished", job="work", tasks=[task])
@@ -53,7 +52,6 @@ def run_in_task(store: str, works: Iterable[RowWork]) -> Iterator[WorkAnswer]:
 
     Errors are answers: Spark would try a task that fails again, and hide what it raised.
     """
-    prepare_worker()
     for work in works:
         begun = time.process_time()
         value = None

@@ -30,7 +30,7 @@ from tidegate.checkpoints.host_clock import SYSTEM_CLOCK
 from tidegate.checkpoints.local_store import LocalStore
 from tidegate.checkpoints.slot_log import SlotLog
 from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC, write_parquet_object
-from tidegate.jobs.spark.spark_session import SparkSessions, open_session
+from tidegate.jobs.spark.spark_session import open_session
 from tidegate.jobs.spark.stream_tasks import TaskDispatcher
 from tidegate.jobs.spec.pipeline import PipelineSpec
 from tidegate.jobs.streams.dispatcher import DispatchRunner, make_local_runner
@@ -110,9 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
                 work = release_rows(store, spec, count, chosen.keys)
                 history = LogHistory(SlotLog(store, spec.name, clock=SYSTEM_CLOCK), "t")
                 here = make_local_runner(store, history)
-                tasks = TaskDispatcher(
-                    SparkSessions(lambda: session), spec, store, history, here, _NEVER
-                )
+                tasks = TaskDispatcher(session, spec, store, history, here, _NEVER)
                 runs: list[DispatchRunner] = [here, tasks, replace(tasks, least=1)]
                 found = [measure_dispatch(run, work) for run in runs]
                 tables = [read_parquet_files(store, one.files["d"]) for _, one in found]

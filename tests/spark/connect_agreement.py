@@ -19,7 +19,6 @@ from tidegate.jobs.rows import cut_division
 from tidegate.jobs.spark import frame_tasks, python_tasks, task_events
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
-    SparkSessions,
     extract_cause,
     find_carried_error,
     open_session,
@@ -115,9 +114,7 @@ def find_refused_versions(address: str) -> list[str]:
     with patch.object(frame_tasks, "describe_versions", lambda: json.dumps(other)):
         for run in (
             lambda: frame_tasks.start_workers(session),
-            lambda: frame_tasks.run_small_job(
-                SparkSessions(lambda: session), python_tasks.describe_units, [1]
-            ),
+            lambda: frame_tasks.run_small_job(session, python_tasks.describe_units, [1]),
         ):
             try:
                 run()

@@ -29,7 +29,6 @@ from tidegate.jobs.spark.lost_workers import LEAST_SECONDS, MOST_JOBS, LostWorke
 from tidegate.jobs.spark.mover import SparkMover
 from tidegate.jobs.spark.spark_session import (
     SPARK_ERRORS,
-    SparkSessions,
     carry_error,
     detect_large_results,
     detect_lost_executors,
@@ -76,7 +75,7 @@ def test_a_reducer_whose_worker_was_lost_is_tried_again(tmp_path: Path) -> None:
 
     def dispatch_in_tasks(bench: Bench, history: LogHistory) -> DispatchRunner:
         here = make_local_runner(bench.store, history)
-        return TaskDispatcher(SparkSessions(lambda: session), spec, bench.store, history, here)
+        return TaskDispatcher(session, spec, bench.store, history, here)
 
     world = World(spec, LocalStore(tmp_path), dispatch_in_tasks)
     with pytest.raises(TransientError) as failed:

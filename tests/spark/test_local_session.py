@@ -25,7 +25,7 @@ from tidegate.jobs.spark import shared_store, task_events
 from tidegate.jobs.spark.local_session import LocalContext, LocalRows, LocalSession
 from tidegate.jobs.spark.python_tasks import prepare_context
 from tidegate.jobs.spark.shared_store import require_shared_store
-from tidegate.jobs.spark.spark_session import _SETTINGS, SparkSessions
+from tidegate.jobs.spark.spark_session import _SETTINGS
 
 AGGREGATES = {"n": "count(*)", "s": "sum(v)", "low": "min(n)"}
 WINDOWS = {
@@ -161,7 +161,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_refused(
     spec = spec_of(spark={"master": "spark://far:7077"})
     session: Any = LocalSession()
     store, there = LocalStore(tmp_path / "store"), tmp_path / "there"
-    require_shared_store(SparkSessions(lambda: session), spec, store)
+    require_shared_store(session, spec, store)
     session.sparkContext.parallelize = lambda paths, parts: LocalRows(
         lambda: [[Elsewhere(path)] for path in paths], parts
     )
@@ -178,7 +178,7 @@ def test_a_folder_that_the_hosts_do_not_share_is_refused(
     monkeypatch.setattr(shared_store, "Path", lambda path: Path(path.__fspath__()))
     cause = "does not see what it wrote" if has_folder else "No such file"
     with pytest.raises(ConfigurationError, match=cause) as found:
-        require_shared_store(SparkSessions(lambda: session), spec, store)
+        require_shared_store(session, spec, store)
     assert found.value.code == "spark.no_shared_store"
     assert list(store.list_objects("")) == []
 

@@ -41,7 +41,7 @@ from tidegate.jobs.rows.cut_division import divide_cut
 from tidegate.jobs.rows.unit_reading import ReadOrder, read_unit
 from tidegate.jobs.sources.object_inspection import Footer, read_footer
 from tidegate.jobs.spark import mover, python_tasks, task_epochs, task_events, worker_versions
-from tidegate.jobs.spark.spark_session import SparkSessions, find_carried_error
+from tidegate.jobs.spark.spark_session import find_carried_error
 from tidegate.time_units import TICK_MAX, TICK_MIN, TIME_BOUND
 
 if TYPE_CHECKING:
@@ -544,8 +544,7 @@ def test_tasks_read_a_bucket_as_planned(
         mark = 20 * SECOND
         order = ReadOrder(spec, mark, TICK_MIN, mark, folders, store.url)
         here = read_unit(order, units[0]).answer
-        sessions = SparkSessions(lambda: session)
-        ((there,), _) = python_tasks.run_read_job(sessions, order, units)
+        ((there,), _) = python_tasks.run_read_job(session, order, units)
         assert (here.rows, here.error, there.error) == (6, None, None)
         assert there.partials == here.partials
         (late,) = there.late.written
@@ -553,7 +552,7 @@ def test_tasks_read_a_bucket_as_planned(
         secret = minio_environment.environment()["TIDEGATE_S3_SECRET_KEY"]
         assert secret not in str(session.sparkContext.getConf().getAll())
         put_object(store, "inbox/b/0.parquet", [1, 2])
-        ((changed,), _) = python_tasks.run_read_job(sessions, order, units)
+        ((changed,), _) = python_tasks.run_read_job(session, order, units)
         assert isinstance(changed.error, PreconditionFailedError)
 
 
@@ -607,9 +606,8 @@ def test_a_worker_with_other_packages_is_named(
     ) as met:
         python_tasks.start_workers(session)
     assert socket.gethostname() in met.value.message
-    sessions = SparkSessions(lambda: session)
     with pytest.raises(Py4JJavaError) as failed:
-        python_tasks.run_small_job(sessions, python_tasks.describe_units, [1])
+        python_tasks.run_small_job(session, python_tasks.describe_units, [1])
     carried = find_carried_error(failed.value)
     assert carried is not None
     assert carried.code == "spark.other_versions"

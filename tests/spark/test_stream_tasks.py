@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -45,14 +44,11 @@ _NAMES = count()
 @pytest.fixture
 def in_tasks(session: SparkSession) -> MakeRunner:
     """Makes runners whose every batch with keys is folded by three groups."""
-    from tidegate.jobs.spark.spark_session import SparkSessions
     from tidegate.jobs.spark.stream_tasks import TaskDispatcher
 
     def make(bench: Bench, history: LogHistory) -> DispatchRunner:
         here = make_local_runner(bench.store, history)
-        return TaskDispatcher(
-            SparkSessions(lambda: session), bench.spec, bench.store, history, here, 1, 3
-        )
+        return TaskDispatcher(session, bench.spec, bench.store, history, here, 1, 3)
 
     return make
 
@@ -276,14 +272,11 @@ def test_small_batches_and_reducers_without_keys_are_folded_by_one_task(
     session: SparkSession, tmp_path: Path
 ) -> None:
     """Without keys it is one sequence."""
-    from tidegate.jobs.spark.spark_session import SparkSessions
     from tidegate.jobs.spark.stream_tasks import TaskDispatcher
 
     def make(least: int, bench: Bench, history: LogHistory) -> DispatchRunner:
         here = make_local_runner(bench.store, history)
-        return TaskDispatcher(
-            SparkSessions(lambda: session), bench.spec, bench.store, history, here, least, 3
-        )
+        return TaskDispatcher(session, bench.spec, bench.store, history, here, least, 3)
 
     jobs = []
     for least, keys in ((3, ["k"]), (2, ["k"]), (1, [])):
@@ -436,8 +429,8 @@ def test_a_failed_job_leaves_no_tables_of_its_tasks(
 
     def make(bench: Bench, history: LogHistory) -> DispatchRunner:
         here = make_local_runner(bench.store, history)
-        sessions: Any = SimpleNamespace(full=None)  # no job of Spark is run
-        return stream_tasks.TaskDispatcher(sessions, bench.spec, bench.store, history, here, 1, 3)
+        session: Any = None  # no job of Spark is run
+        return stream_tasks.TaskDispatcher(session, bench.spec, bench.store, history, here, 1, 3)
 
     monkeypatch.setattr(stream_tasks.TaskDispatcher, "_run_job", lose_executor)
     monkeypatch.setattr(stream_tasks, "count_tasks", lambda _: 3)
