@@ -45,7 +45,8 @@ def find_message_index(schema: bytes, message: str) -> bytes:
             if place == 0:
                 return _FIRST_MESSAGE_INDEX
             # The list [place]. Its numbers are those of a message without the tag before them.
-            return _ONE + Int64Value(value=2 * place).SerializeToString()[1:]
+            number: bytes = Int64Value(value=2 * place).SerializeToString()[1:]
+            return _ONE + number
     raise NO_SUCH_MESSAGE(message=message)
 
 

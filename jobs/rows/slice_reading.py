@@ -288,7 +288,8 @@ def name_damaged_object(part: CutPart) -> Iterator[None]:
         # Arrow gives an error of the system its number, and none to what it finds damaged.
         number = error.errno if isinstance(error, OSError) else None
         if number not in (None, errno.ENOENT):
-            raise translate_os_error(part.path, error) from error
+            path = part.path if isinstance(part.path, Path) else Path(part.key)
+            raise translate_os_error(path, error) from error
         raise CorruptObjectsError.for_keys([part.key]) from error
 
 

@@ -41,8 +41,10 @@ def require_shared_store(session: SparkSession, spec: PipelineSpec, store: Store
         except SPARK_ERRORS as error:
             what = f"{spec.name}: the first tasks"
             sign = extract_cause(error)
-            lost = EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign)
-            raise (find_carried_error(error) or lost) from error
+            carried = find_carried_error(error)
+            if carried is None:
+                carried = EXECUTORS_LOST(pipeline=spec.name, what=what, sign=sign)
+            raise carried from error
         for path, host, failure in answers:
             cause = failure or _find_difference(store, keys[paths.index(path)], host)
             if cause is not None:

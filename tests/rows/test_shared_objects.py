@@ -281,11 +281,12 @@ def test_an_object_is_read_to_its_end_as_it_was_begun(
 ) -> None:
     """Other options of CSV are for the objects behind it: its rows would have other numbers."""
     use_chunks(monkeypatch, 100 if is_shared else 1 << 20)
-    old, new = {
+    options: dict[str, tuple[JsonObject, JsonObject]] = {
         "quote": ({"quote": "'"}, {}),
         "header": ({}, {"header": False}),
-        "delimiter": ({}, {"delimiter": "\n"}),
-    }[change]
+        "delimiter": ({}, {"delimiter": ";"}),
+    }
+    old, new = options[change]
     store = LocalStore(tmp_path / "store")
     store.put("inbox/a/1.csv", QUOTED.encode())
     store.put("inbox/a/2.csv", QUOTED.encode())
