@@ -65,10 +65,10 @@ class RecordedEpoch:
         sources = list(self.spec.sources)
 
         def rank_slice(part: Slice) -> tuple[int, int, str]:
-            """By source as in the spec, then by partition; numbers by value."""
-            partition = part.member.partition
-            number = int(partition) if partition.isdigit() else -1
-            return sources.index(part.member.source), number, partition
+            """By source as in the spec, then by partition: of topics by number, else by name."""
+            source, partition = part.member.source, part.member.partition
+            is_topic = self.spec.sources[source].kafka is not None
+            return sources.index(source), int(partition) if is_topic else -1, partition
 
         return Cut(tuple(sorted(cut.slices, key=rank_slice)))
 
@@ -93,8 +93,7 @@ class RecordedEpoch:
                     punctuation=(carried or {}).get("current"),
                 )
             )
-        survey = self.complete_survey(Survey(now=0, members=tuple(surveys)))
-        return replace(survey, aborts=tuple(record.get("aborts", ())))
+        return self.complete_survey(Survey(now=0, members=tuple(surveys)))
 
     @property
     def released_max(self) -> ReleaseMark | None:
@@ -116,17 +115,22 @@ class RecordedEpoch:
             worked=time.clock - before.clock if time and before else None,
             buffered_rows=parent.counters.retained if parent else 0,
             released_max=self.released_max,
-            # Without a survey requests are known by id only. An abort that mattered shows here.
-            aborts=tuple(
-                one["id"]
-                for one in epoch.barriers
-                if one.get("outcome") == BarrierOutcome.ABORTED
-                and one["id"] > max(cancels, default=one["id"] - 1)
-            ),
+            aborts=self._list_requested_aborts(max(cancels, default=None)),
             cancels=tuple(cancels),
             ctis=tuple((one["source"], one["time"]) for one in recorded if one["kind"] == "cti"),
             run_start=parent is None or epoch.epoch_notes.run > parent.epoch_notes.run,
         )
+
+    def _list_requested_aborts(self, cancelled: int | None) -> tuple[int, ...]:
+        """The barriers that someone asked to abort; those up to `cancelled` were cancelled."""
+        epoch = self.manifest
+        if epoch.survey is not None:
+            return tuple(epoch.survey.get("aborts", ()))
+        # Older manifests have no survey. A request that mattered shows in what became of them.
+        aborted = (
+            one["id"] for one in epoch.barriers if one.get("outcome") == BarrierOutcome.ABORTED
+        )
+        return tuple(number for number in aborted if cancelled is None or number > cancelled)
 
     def decide_again(self, survey: Survey) -> tuple[Decision, tuple[str, ...]]:
         """Decide as the epoch did; also return the fields that come out differently.

@@ -145,7 +145,8 @@ def split_into_groups(
         # Within a section times ascend, so a group's end is a search.
         own = times[place : np.searchsorted(sections, group.section, "right")]
         fitting = int(np.searchsorted(own, group.first_time + options.dt, "right"))
-        end = place + min(options.max_rows - group.rows, fitting)
+        # A group that was left open may have more rows than the spec allows since then.
+        end = place + max(min(options.max_rows - group.rows, fitting), 0)
         group = _extend_group(group, times[place:end])
         yield group
         place = end

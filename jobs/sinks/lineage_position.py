@@ -179,17 +179,20 @@ def count_table_rows(store: Store, pipeline: str, address: str) -> int | None:
 def advance_published_cut(store: Store, pipeline: str, new: PublishedCut) -> None:
     """Move the pointer to `new`, unless another publisher has moved it further.
 
-    A pointer with another uid is replaced in any case.
+    Tables that `new` lacks stay in it. A pointer with another uid is replaced in any case.
     """
 
     def advance(there: PublishedCut | None) -> PublishedCut | None:
         """Return the new cut unless the one that is there is as new."""
         # A new timeline is ahead even with fewer slots: a restore took the others back. A pointer
         # with another uid was copied with the store and is overwritten.
-        is_ahead = there is not None and (
-            there.uid == new.uid and (there.timeline, there.upto) > (new.timeline, new.upto)
-        )
-        return None if is_ahead or there == new else new
+        if there is None or there.uid != new.uid:
+            return new
+        if (there.timeline, there.upto) > (new.timeline, new.upto):
+            return None
+        # The table of a window that has left the spec stays, and what it names is in use.
+        kept = replace(new, tables=there.tables | new.tables)
+        return None if there == kept else kept
 
     _change_cut(store, pipeline, advance)
 

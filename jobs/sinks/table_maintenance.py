@@ -131,6 +131,7 @@ def compact_tables(
             return {
                 table: _TableCompactor(spec, store, catalog, current, table, run).compact()
                 for table in current.tables
+                if table in spec.table_names
             }
     except outages as error:
         raise COMPACTION_UNAVAILABLE(pipeline=spec.name, cause=get_first_line(error)) from error
@@ -336,9 +337,9 @@ def list_referenced_files(spec: PipelineSpec, store: Store) -> set[str]:
         raise POINTER_LOST(pipeline=spec.name)
     notes = _read_notes(spec, store)
     found: set[str] = set()
-    for table, location in current.tables.items() if current else ():
+    for table, versions in _open_tables(spec, store, current, notes) if current else ():
         with translate_read_errors(spec, table):
-            found |= _collect_named_files(_open_versions(store, table, location, notes))
+            found |= _collect_named_files(versions)
     return found
 
 
@@ -372,8 +373,8 @@ def delete_orphan_files(
     notes = _read_notes(spec, store)
     found = (
         entry
-        for table, location in current.tables.items()
-        for entry in _list_orphan_files(spec, store, table, location, notes, grace)
+        for table, versions in _open_tables(spec, store, current, notes)
+        for entry in _list_orphan_files(spec, store, table, versions, grace)
         if entry.modified is None or entry.modified <= oldest
     )
     orphans = list(islice(found, _MAX_FILES_PER_RUN))
@@ -386,16 +387,14 @@ def _list_orphan_files(
     spec: PipelineSpec,
     store: Store,
     table: str,
-    location: str,
-    notes: list[JsonObject],
+    versions: dict[str, StaticTable],
     grace: float,
 ) -> Iterator[ObjectInfo]:
     # The versions are read before the listings: what is added between the two is too young, or has
     # a bound above this version's sequence number.
     with translate_read_errors(spec, table):
-        versions = _open_versions(store, table, location, notes)
         named = _collect_named_files(versions)
-    metadata = versions[location].metadata
+    metadata = next(iter(versions.values())).metadata
     number = get_newest_sequence_number(metadata)
     folder = BucketLayout(spec.name).iceberg_table_folder(table)
     for entry in store.list_objects(f"{folder}/{MERGED_FOLDER}/"):
@@ -417,10 +416,29 @@ def _list_orphan_files(
             yield entry
 
 
+def _open_tables(
+    spec: PipelineSpec, store: Store, current: PublishedCut, notes: list[JsonObject]
+) -> Iterator[tuple[str, dict[str, StaticTable]]]:
+    """Yield the tables that the pointer names, with their versions.
+
+    Those of windows and streams that have left the spec are among them, unless someone has deleted
+    them since.
+    """
+    for table, location in current.tables.items():
+        with translate_read_errors(spec, table):
+            try:
+                versions = _open_versions(store, table, location, notes)
+            except FileNotFoundError:
+                if table in spec.table_names:
+                    raise
+                continue
+        yield table, versions
+
+
 def _open_versions(
     store: Store, table: str, location: str, notes: list[JsonObject]
 ) -> dict[str, StaticTable]:
-    """Return the version at a location, and those that were noted, by their locations."""
+    """Return the version at a location, then those that were noted, by their locations."""
     properties = build_io_properties(store)
     versions = {location: StaticTable.from_metadata(location, properties)}
     for noted in {note["tables"][table] for note in notes if table in note["tables"]} - {location}:

@@ -59,6 +59,7 @@ from .stream_rows import (
     to_event_rows,
 )
 from .stream_state import (
+    CollectedRequest,
     DispatchFiles,
     DispatchState,
     ReducerStateStore,
@@ -378,7 +379,8 @@ class RowDispatch:
                 arrivals, collected = address_rows(
                     attachment, via, state.head, columns, table, rows
                 )
-                self._add_to_request(name, arrivals.filter(collected))
+                destination = attachment.destinations[0]
+                self._add_to_request(name, destination, arrivals.filter(collected))
                 self._sent.setdefault(to, []).append(arrivals.filter(pc.invert(collected)))
         cursor = end if failure is None else failure.position
         # A replay needs to know which rows were not taken in the epoch they came in.
@@ -407,11 +409,12 @@ class RowDispatch:
             )
         return rows
 
-    def _add_to_request(self, name: str, rows: Any) -> None:
+    def _add_to_request(self, name: str, destination: str, rows: Any) -> None:
         if rows.num_rows == 0:
             return
         request_id = self._state.attachments[name].request_id(name)
-        request = self._state.requests[request_id]
+        # There is none if the attachment did not splice when it began.
+        request = self._state.requests.get(request_id) or CollectedRequest(name, destination)
         low, high = rows["_stamp"][0].as_py(), rows["_stamp"][-1].as_py()
         self._state.requests[request_id] = replace(
             request,

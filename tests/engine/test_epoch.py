@@ -16,6 +16,7 @@ from tidegate.checkpoints.manifest import Manifest
 from tidegate.errors import FencedError
 from tidegate.jobs.engine.epoch_engine import EpochPorts, EpochRequests
 from tidegate.jobs.engine.interfaces import EPOCH_POINTS, Slice
+from tidegate.jobs.engine.recorded_epochs import RecordedEpoch
 from tidegate.jobs.engine.replay import ReplayResult, replay_epoch
 from tidegate.jobs.eventtime.decision_types import Member
 from tidegate.jobs.sinks.output_tables import DriverTables
@@ -344,6 +345,44 @@ def test_replay_decides_again() -> None:
     )
     found = replay(changed, epochs[1])
     assert (found.is_equal, found.decided_differently) == (False, ("statuses",))
+
+
+@pytest.mark.parametrize(
+    "options", [{"overtake": "subsume"}, {"timeout": "5s", "on_timeout": "abort"}]
+)
+def test_replay_decides_again_which_barriers_are_aborted(options: dict[str, str]) -> None:
+    """A barrier that was overtaken, or was too slow, was not aborted on request."""
+    bench = Bench(
+        spec_of(barriers={"identity": "id", **options}, coalesce={"idle_timeout": "never"})
+    )
+    engine = bench.engine()
+    bench.sources["a"].append(row(1), barrier(3, 1), row(4))
+    bench.sources["b"].append(row(2))
+    engine.run_epoch()
+    bench.clock.advance(20)
+    bench.sources["b"].append(row(3), *([barrier(5, 2)] * ("overtake" in options)))
+    for _ in range(3):
+        engine.run_epoch()
+        bench.clock.advance(20)
+    epochs = bench.epochs()
+    assert "aborted" in {one["outcome"] for epoch in epochs for one in epoch.barriers}
+    for parent, epoch in zip([None, *epochs], epochs, strict=False):
+        scratch = _Overlay(bench.store)
+        mover = OracleMover(scratch, bench.spec, bench.sources)
+        ports = EpochPorts((), mover, DriverTables(scratch).write)
+        assert replay_epoch(bench.spec, epoch, parent, ports, bench.store, scratch).is_equal
+
+
+def test_a_cut_is_rebuilt_in_the_order_in_which_it_was_read() -> None:
+    """Folders come by their names, also if these are numbers: sums of doubles depend on it."""
+    bench = Bench(spec_of())
+    for partition in ("2", "10", "²"):
+        bench.sources["a"].append(row(1), partition=partition)
+    bench.engine().run_epoch()
+    (epoch,) = bench.epochs()
+    members = RecordedEpoch(bench.spec, epoch, None).rebuild_cut().slices
+    own = [part.member.partition for part in members if part.member.source == "a"]
+    assert own == sorted(own)
 
 
 class _Overlay(MemoryStore):

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,12 @@ from tidegate.checkpoints.store import NotFoundError
 from tidegate.jobs.engine.arrow_tables import TIMESTAMP_UTC
 from tidegate.jobs.eventtime.decision_types import ReleaseMark
 from tidegate.jobs.rows.attempt_files import store_task_rows
-from tidegate.jobs.rows.built_events import BuildOrder, EventGroup, write_built_events
+from tidegate.jobs.rows.built_events import (
+    BuildOrder,
+    EventGroup,
+    split_into_groups,
+    write_built_events,
+)
 from tidegate.jobs.spec.event_time_options import GlomOptions
 
 
@@ -93,3 +99,17 @@ def test_a_file_that_is_gone_is_an_answer(tmp_path: Path) -> None:
     answer = write_built_events(order)
     assert isinstance(answer.error, NotFoundError)
     assert not answer.files
+
+
+def test_a_group_that_is_larger_than_a_new_limit_ends_at_once() -> None:
+    """It was left open when the spec allowed more rows; each row behind it is in one group."""
+    options = GlomOptions.model_validate({"dt": "1h", "max_rows": 5})
+    grown = EventGroup(0, 0, 0, 17, 0, 16)
+    times = np.arange(17, 29)
+    groups = list(split_into_groups(grown, np.zeros(12, np.int64), times, 17, options))
+    assert [(one.rows, one.first_position) for one in groups] == [
+        (17, 0),
+        (5, 17),
+        (5, 22),
+        (2, 27),
+    ]

@@ -11,15 +11,18 @@ from tests.manual_clock import ManualClock
 from tests.sinks.conftest import World
 from tests.sinks.table_checks import before_the_commit, filled, is_table, once
 
+from tidegate.checkpoints.retention import Retention, RetentionPolicy
 from tidegate.jobs.driver import housekeeping
 from tidegate.jobs.sinks import table_files, table_maintenance
 from tidegate.jobs.sinks.lineage_position import read_published_cut
+from tidegate.jobs.sinks.published_tables import find_published_slot, have_followers_rewound
 from tidegate.jobs.sinks.table_maintenance import (
     compact_tables,
     delete_orphan_files,
     list_referenced_files,
     note_table_versions,
 )
+from tidegate.jobs.spec.pipeline import PipelineSpec
 
 HOUR = 3600.0
 LATER = 4_000_000_000_000_000  # wall clock: after every file of these tests
@@ -191,3 +194,35 @@ def test_tables_elsewhere_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(world.store, "uri", lambda key: f"s3://elsewhere/{key}", raising=False)
     assert delete_orphan_files(world.spec, world.store, grace=0.0, clock=clock) == []
+
+
+def test_files_of_a_window_that_left_the_spec_stay(world: World) -> None:
+    """Its table is read as before: retention and garbage collection know that it needs them."""
+    world.seal(3, ("events", "hourly"))
+    world.sink().follow(world.log)
+    raw = world.spec.model_dump(mode="json", by_alias=True)
+    raw["windows"] = {"daily": raw["windows"]["hourly"] | {"size": "1d"}}
+    world.spec = PipelineSpec.model_validate(raw)
+    world.seal(3)
+    sink = world.sink()
+    sink.follow(world.log)
+    clock = ManualClock(wall_ticks=LATER)
+    swept = Retention(
+        world.log,
+        RetentionPolicy(keep_last=1, keep_for=0, grace=0),
+        external=lambda: list_referenced_files(world.spec, world.store),
+        published_upto=lambda: find_published_slot(world.spec, world.log),
+        rewound=lambda: have_followers_rewound(world.spec, world.log),
+        clock=clock,
+    ).run()
+    assert swept.retired
+    sweep(world, clock)
+    assert world.rows(sink, "hourly") == world.wanted_of(3)
+    # Someone who does not want it any more may delete it.
+    cut = read_published_cut(world.store, "p")
+    assert cut is not None
+    Path(cut.tables["hourly"]).unlink()
+    assert all(
+        "/hourly/" not in address for address in list_referenced_files(world.spec, world.store)
+    )
+    sweep(world, clock)

@@ -488,3 +488,20 @@ def test_a_backfill_reads_rows_that_are_older_than_a_column() -> None:
     world.driver(spec=PipelineSpec.model_validate(raw))
     world.epoch(ask=(("attach", "sum"),))
     assert world.values("d") == [1, 3, 6]
+
+
+def test_an_attachment_may_begin_to_splice_within_its_backfill() -> None:
+    """The rest of the backfill is collected; the driver ended at every start."""
+    pipe = {"from": "events", "to": "d", "attach": "on_request", "rows_per_epoch": 2}
+    world = world_of("pipes", "p", pipe)
+    world.epoch(*((s, s) for s in range(5)))
+    world.epoch(ask=(("attach", "p"),))
+    raw = world.bench.spec.model_dump(mode="json", by_alias=True)
+    raw["pipes"]["p"]["merge"] = "splice"
+    world.driver(spec=PipelineSpec.model_validate(raw))
+    world.epoch()
+    world.epoch()
+    SpliceRequestSink(world.bench.clock).follow(world.bench.log)
+    (request,) = list_splice_requests(world.bench.store, "p")
+    assert (request.id, request.destination, request.row_count) == ("p-0-000002", "d", 3)
+    assert world.values("d") == [0, 1]
